@@ -1,0 +1,43 @@
+"""Why a repair was refused."""
+
+from __future__ import annotations
+
+import enum
+
+EXIT_STATUS = 75
+"""Exit status of a rank that a refused or failed repair ended (sysexits' EX_TEMPFAIL):
+the state on this rank is safe to discard and the launcher should restart from a checkpoint."""
+
+
+class Reason(enum.Enum):
+    """Machine-readable reasons of `Rejected`."""
+
+    UNCOMMITTED_BOUNDARY = "reject_uncommitted_boundary"
+    """An update is under way: gradients or framework state are not those of a boundary."""
+    FRONTIER_MISMATCH = "reject_frontier_mismatch"
+    """The ranks have not committed the same updates."""
+    DEADLINE = "reject_deadline"
+    """A rank did not answer in time."""
+    UNSUPPORTED = "reject_unsupported"
+    """The group or the backend is not one that can be replaced here."""
+    STALE_REFERENCE = "reject_stale_reference"
+    """A known reference still names the retired group (Eq. 5 of the paper does not hold)."""
+    PROBE_FAILED = "reject_probe_failed"
+    """The replacement group did not compute the right sum."""
+    PEER_ABORTED = "reject_peer_aborted"
+    """Another rank refused or failed during this repair."""
+
+
+class Rejected(RuntimeError):
+    """A repair that was refused; the job must be restarted from a checkpoint.
+
+    Attributes:
+        reason: the machine-readable reason.
+        detail: what was expected and what was found, for a person.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        """Keep reason and detail apart, and join them in the message."""
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason
+        self.detail = detail

@@ -1,0 +1,50 @@
+"""The bare cost of a repair: what no implementation of the same steps can avoid."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from accelpact import _communicator
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+
+def measure_floor(group: ProcessGroup, *, store: Store, rank: int, repeats: int = 5) -> list[float]:
+    """Time two control round trips, one group build and one probe, without any protocol.
+
+    Every member of `group` calls this at the same time; `group` itself is only
+    described. A control round trip is one key set and all members' keys read.
+
+    Args:
+        group: the group whose like is built.
+        store: a prefix nobody else uses.
+        rank: this rank's global rank.
+        repeats: how often.
+
+    Returns:
+        Milliseconds on this rank, one value per repeat; the first includes what
+        only a first call pays.
+    """
+    description = _communicator.describe(group)
+    members = description.ranks
+    times = []
+    for repeat in range(repeats):
+        scope = dist.PrefixStore(f"floor/{repeat}/", store)
+        _round_trip(scope, "ready", rank, members)
+        start = time.perf_counter()
+        _round_trip(scope, "first", rank, members)
+        built = _communicator.connect(description, store=scope, rank=rank)
+        _communicator.probe(built, description)
+        _round_trip(scope, "second", rank, members)
+        times.append((time.perf_counter() - start) * 1e3)
+        del built
+    return times
+
+
+def _round_trip(store: Store, name: str, rank: int, members: tuple[int, ...]) -> None:
+    store.set(f"{name}/{rank}", "1")
+    store.multi_get([f"{name}/{member}" for member in members])

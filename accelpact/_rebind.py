@@ -1,0 +1,36 @@
+"""Phase 5: every cached reference that is g_old becomes g_new, every other stays (Eq. 5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from accelpact._frameworks import Framework, Reference
+
+
+class ReferenceIndex:
+    """The places that can name a group, found once so that a repair does not search."""
+
+    def __init__(self, model: torch.nn.Module, frameworks: Sequence[Framework]) -> None:
+        """Walk `model` once with every framework."""
+        self._references: list[Reference] = [
+            reference for framework in frameworks for reference in framework.references(model)
+        ]
+
+    def holders(self, group: ProcessGroup) -> list[Reference]:
+        """References that are `group`, by identity."""
+        return [reference for reference in self._references if reference.names(group)]
+
+
+def rebind(holders: Iterable[Reference], new: ProcessGroup) -> int:
+    """Point every one of `holders` at `new`; return how many there were."""
+    count = 0
+    for reference in holders:
+        reference.point_at(new)
+        count += 1
+    return count

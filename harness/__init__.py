@@ -1,0 +1,1 @@
+"""One harness that runs interchangeable recovery strategies on identical workloads."""

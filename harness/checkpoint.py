@@ -1,0 +1,131 @@
+"""Checkpoints with torch's own DCP: complete or refused, bitwise or refused."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from harness.records import write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness.job import TrainingJob
+
+_MANIFEST = "manifest.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is missing, truncated or not what was saved; names it."""
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What a complete checkpoint consists of."""
+
+    update: int
+    files: dict[str, int]
+    """Size in bytes of every file."""
+    roots: list[str]
+    """Digest of every rank's S_app when it was saved."""
+
+
+def save(job: TrainingJob, folder: Path) -> None:
+    """Write the checkpoint of the current frontier; all ranks call this.
+
+    It appears under its final name only once every rank has written its part.
+    """
+    final = folder / f"update-{job.frontier:06d}"
+    scratch = final.with_name(final.name + ".partial")
+    if dist.get_rank() == 0 and scratch.exists():
+        shutil.rmtree(scratch)
+    dist.barrier()
+    dcp.save(_state(job), checkpoint_id=scratch)
+    roots: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(roots, job.digest().root)
+    if dist.get_rank() == 0:
+        files = {path.name: path.stat().st_size for path in sorted(scratch.iterdir())}
+        write_json(scratch / _MANIFEST, Manifest(update=job.frontier, files=files, roots=roots))
+        scratch.rename(final)
+    dist.barrier()
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the newest checkpoint in `folder`, None if there is none."""
+    found = sorted(folder.glob("update-??????")) if folder.exists() else []
+    return found[-1] if found else None
+
+
+def verify(checkpoint: Path) -> Manifest:
+    """Check that every file is there and has its size, before anything is loaded.
+
+    Raises:
+        CheckpointError: names the checkpoint and the file.
+    """
+    try:
+        manifest = msgspec.json.decode((checkpoint / _MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.name}: expected a complete checkpoint with {_MANIFEST}; "
+            f"{error}; it was not loaded"
+        ) from None
+    for name, size in manifest.files.items():
+        path = checkpoint / name
+        found = path.stat().st_size if path.exists() else None
+        if found != size:
+            what = "it is missing" if found is None else f"found {found}"
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name}: expected {name} of {size} bytes; {what}; "
+                "the checkpoint was not loaded"
+            )
+    return manifest
+
+
+def restore(job: TrainingJob, checkpoint: Path) -> None:
+    """Load `checkpoint` into `job` and prove that it is what was saved.
+
+    Raises:
+        CheckpointError: it is incomplete, or a rank's restored state has another
+            digest than the saved one.
+    """
+    manifest = verify(checkpoint)
+    state = _state(job)
+    dcp.load(state, checkpoint_id=checkpoint)
+    set_state_dict(
+        job.model,
+        job.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    own = state[_own_key()]
+    torch.set_rng_state(own["rng_cpu"])
+    if "rng_cuda" in own:
+        torch.cuda.set_rng_state(own["rng_cuda"])
+    job.loader.load_state_dict({"cursor": int(own["cursor"])})
+    job.frontier = manifest.update
+    expected, found = manifest.roots[dist.get_rank()], job.digest().root
+    if found != expected:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.name}: rank {dist.get_rank()} restored a state with digest "
+            f"{found}; expected {expected}, the one that was saved"
+        )
+
+
+def _own_key() -> str:
+    return f"rank{dist.get_rank()}"
+
+
+def _state(job: TrainingJob) -> dict[str, Any]:
+    model, optimizer = get_state_dict(job.model, job.optimizer)
+    own: dict[str, Any] = {
+        "rng_cpu": torch.get_rng_state(),
+        "cursor": torch.tensor(job.loader.state_dict()["cursor"]),
+    }
+    if job.attempt.device.type == "cuda":
+        own["rng_cuda"] = torch.cuda.get_rng_state()
+    return {"model": model, "optimizer": optimizer, _own_key(): own}

@@ -1,0 +1,297 @@
+"""The command line: `accelpact`, or `python -m harness`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from tabulate import tabulate
+
+from harness import options
+from harness.spec import FAULT_KINDS, SpecError, choose
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Compare how sharded training survives a communication failure.",
+)
+
+EXIT_UNEXPECTED, EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+
+class CannotRunHere(RuntimeError):
+    """This machine cannot do what was asked; says what to do."""
+
+
+def guarded(command: F) -> F:
+    """Turn a user's mistake, a machine's limit and Ctrl-C into one line and an exit status."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except SpecError as error:
+            _fail(str(error), EXIT_USAGE)
+        except CannotRunHere as error:
+            _fail(str(error), EXIT_ENVIRONMENT)
+        except KeyboardInterrupt:
+            _fail("interrupted; every process is ended, records so far are kept", EXIT_INTERRUPTED)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    typer.echo(f"accelpact: {message}", err=True)
+    raise typer.Exit(status)
+
+
+@app.command()
+@guarded
+def compare(  # noqa: PLR0917  typer reads the options off the signature
+    preset: options.Preset = "quick",
+    workload: options.Workload = "tiny",
+    strategies: options.Strategies = "",
+    blocks: options.Blocks = None,
+    mesh: options.MeshOption = "2x2",
+    wrapper: options.Wrapper = "fsdp1",
+    updates: options.Updates = None,
+    checkpoint_at: options.CheckpointAt = None,
+    fault: options.Faults = None,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = None,
+    activation_checkpointing: options.ActivationCheckpointing = None,
+    seed: options.Seed = 1,
+    data: options.Data = None,
+    group_timeout: options.GroupTimeout = 3.0,
+    soft_timeout: options.SoftTimeout = 10.0,
+    hard_timeout: options.HardTimeout = 20.0,
+    barrier_timeout: options.BarrierTimeout = 30.0,
+    out: options.Out = None,
+) -> None:
+    """Run the contenders on one workload and write a report.
+
+    Example: accelpact compare --preset paper --blocks 6 --out reports/mine
+    """
+    names = [name for name in strategies.split(",") if name]
+    _compare(options.make_spec(**_given(locals())), names, out=out)
+
+
+@app.command()
+@guarded
+def run(  # noqa: PLR0917  as above
+    strategy: Annotated[str, typer.Argument(help="A contender's name; see `accelpact list`.")],
+    preset: options.Preset = "quick",
+    workload: options.Workload = "tiny",
+    blocks: options.Blocks = None,
+    mesh: options.MeshOption = "2x2",
+    wrapper: options.Wrapper = "fsdp1",
+    updates: options.Updates = None,
+    checkpoint_at: options.CheckpointAt = None,
+    fault: options.Faults = None,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = None,
+    activation_checkpointing: options.ActivationCheckpointing = None,
+    seed: options.Seed = 1,
+    data: options.Data = None,
+    group_timeout: options.GroupTimeout = 3.0,
+    soft_timeout: options.SoftTimeout = 10.0,
+    hard_timeout: options.HardTimeout = 20.0,
+    barrier_timeout: options.BarrierTimeout = 30.0,
+    out: options.Out = None,
+) -> None:
+    """Run one contender, with the references it is judged by.
+
+    Example: accelpact run accelpact --updates 6 --checkpoint-at 2 --fault absent@boundary:4
+    """
+    _compare(options.make_spec(**_given(locals())), [strategy], out=out)
+
+
+@app.command()
+@guarded
+def tune(
+    strategy: Annotated[str, typer.Argument(help="A contender's name; see `accelpact list`.")],
+    blocks: options.Blocks = 3,
+    out: options.Out = None,
+) -> None:
+    """Run every variant of a contender's settings with the fault, and record what each gives.
+
+    Example: accelpact tune nvrx --blocks 3 --out tuning/nvrx
+    """
+    from harness import compare as comparison
+    from harness import plan, tuning
+    from harness.records import write_json
+
+    spec = options.make_spec(preset="quick", blocks=blocks)
+    entries = plan.variants(strategy)
+    folder = options.output_folder(out, f"tune-{strategy}")
+    summary = _run(spec, entries, folder, f"Variants of {strategy}")
+    found = tuning.from_summary(summary)
+    write_json(folder / tuning.FILE, found)
+    rows = [
+        (each.variant, each.n, each.recovery_s, each.update_s, ", ".join(each.verdicts))
+        for each in found.get(strategy, [])
+    ]
+    headers = ("variant", "runs", "recovery s", "update s", "verdicts")
+    typer.echo(tabulate(rows, headers=headers, tablefmt="github", floatfmt=".4g"))
+    typer.echo(f"records: {folder}")
+    if not comparison.as_expected(summary):
+        raise typer.Exit(EXIT_UNEXPECTED)
+
+
+@app.command()
+@guarded
+def report(
+    folder: Annotated[Path, typer.Argument(help="A comparison's folder.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 if anything differs.")
+    ] = False,
+) -> None:
+    """Rebuild report and figures from the records.
+
+    Example: accelpact report reports/mine --check
+    """
+    from harness import compare as comparison
+
+    if not folder.is_dir():
+        raise SpecError(f"folder: expected a comparison's folder; found none at {folder}")
+    if not check:
+        comparison.finish(folder)
+        typer.echo(folder / "report.md")
+        return
+    wrong = comparison.check(folder)
+    for name in wrong:
+        typer.echo(f"differs from its records: {name}")
+    if wrong:
+        raise typer.Exit(EXIT_UNEXPECTED)
+    typer.echo(f"{folder}: report, figures, summary and checksums are what the records give")
+
+
+@app.command()
+@guarded
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Say what this machine can run, and why not the rest.
+
+    Example: accelpact doctor
+    """
+    from harness.doctor import examine
+
+    found = examine()
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    contenders = found.pop("contenders")
+    for name, value in found.items():
+        shown = ", ".join(value) or "none" if isinstance(value, list) else value
+        typer.echo(f"{name.replace('_', ' ')}: {shown}")
+    for row in contenders.values():
+        state = f"available, {row['version']}" if row["available"] else f"no: {row['reason']}"
+        typer.echo(f"contender {row['name']}: {state}")
+
+
+@app.command(name="list")
+@guarded
+def list_(
+    kind: Annotated[str, typer.Argument(help="strategies, workloads or faults.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As a list of JSON objects.")] = False,
+) -> None:
+    """List strategies, workloads or faults, one line each.
+
+    Example: accelpact list strategies
+    """
+    from harness.doctor import list_strategies
+    from harness.workload.presets import WORKLOADS, num_parameters
+
+    listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "strategies": list_strategies,
+        "workloads": lambda: [
+            {
+                "name": workload.name,
+                "parameters": num_parameters(workload),
+                "layers": workload.model.num_layers,
+                "summary": workload.summary,
+            }
+            for workload in WORKLOADS.values()
+        ],
+        "faults": lambda: [
+            {"name": name, "kinds": [name], "phases": list(phases)}
+            for name, phases in FAULT_KINDS.items()
+        ],
+    }
+    rows = listings[choose("kind", kind, listings)]()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        typer.echo(tabulate(rows, headers="keys", tablefmt="plain", intfmt=","))
+
+
+def _given(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The options that make a Spec, as they were given."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in ("out", "strategies", "strategy", "names")
+    }
+
+
+def _compare(spec: Any, names: list[str], *, out: Path | None) -> None:
+    from harness import compare as comparison
+    from harness import plan
+
+    entries = plan.contenders(names)
+    folder = options.output_folder(out, f"{spec.preset}-{spec.workload}-{spec.device}")
+    summary = _run(spec, entries, folder, _title(spec))
+    typer.echo((folder / "report.md").read_text().split("\n## ", 2)[0].rstrip())
+    typer.echo(f"\nreport: {folder / 'report.md'}")
+    for wrong in comparison.unexpected(summary):
+        typer.echo(
+            f"unexpected: {wrong.name} is {wrong.verdict}, expected {wrong.expected}: "
+            f"{wrong.reason}"
+        )
+    if not comparison.as_expected(summary):
+        raise typer.Exit(EXIT_UNEXPECTED)
+
+
+def _run(spec: Any, entries: list[Any], folder: Path, title: str) -> Any:
+    from harness import compare as comparison
+    from harness import environment
+    from harness.progress import Progress
+    from strategies import Platform
+
+    options.check_machine(spec, refuse=CannotRunHere)
+    backend = environment.backend_for(spec.device, world_size=spec.mesh.world_size)
+    platform = Platform(device=spec.device, backend=backend)
+    return comparison.run(
+        spec, entries, platform=platform, folder=folder, title=title, progress=Progress()
+    )
+
+
+def _title(spec: Any) -> str:
+    return f"Recovery strategies on {spec.workload}, {spec.wrapper} {spec.mesh}, {spec.device}"
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, _terminated)
+    app()
+
+
+def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001
+    """Leave like Ctrl-C does, so that every child is ended."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

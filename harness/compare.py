@@ -1,0 +1,188 @@
+"""A comparison: runs block after block, then the records that the report is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from harness import drift, environment, plan, report, summarize, supervisor
+from harness.integration import integration_lines
+from harness.layout import CHECKSUMS, COMPARISON, DRIFT, ENVIRONMENT, REPORTED, RUNS, STATE
+from harness.records import SCHEMA_VERSION, Contender, Digests, read_lines, write_json
+from harness.redact import redact
+from harness.tuning import tried
+from harness.workload.corpus import Corpus
+from harness.workload.presets import find_workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from harness.plan import Entry
+    from harness.progress import Progress
+    from harness.records import RunSummary, Summary
+    from harness.spec import RunSpec, Spec
+    from strategies import Availability, Platform
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """`comparison.json`: what was asked and who took part. A record like the others."""
+
+    schema_version: int
+    title: str
+    spec: dict[str, Any]
+    contenders: list[Contender]
+    complete: bool
+    """Whether every planned run took place."""
+
+
+def run(
+    spec: Spec,
+    entries: Sequence[Entry],
+    *,
+    platform: Platform,
+    folder: Path,
+    title: str,
+    progress: Progress,
+) -> Summary:
+    """Run every block into `folder`, which is new or empty, and write report and summary.
+
+    An interrupt leaves the records of the runs so far, and no process.
+    """
+    able, unable = plan.availability(entries, platform)
+    folder.mkdir(parents=True, exist_ok=True)
+    described = _describe(spec, able, unable, platform=platform, title=title)
+    write_json(
+        folder / ENVIRONMENT,
+        environment.describe(device=platform.device, backend=platform.backend),
+    )
+    write_json(folder / COMPARISON, described)
+    blocks = [
+        plan.block_runs(spec, able, block=block, backend=platform.backend)
+        for block in range(spec.blocks)
+    ]
+    with progress.over(sum(len(block) for block in blocks)):
+        for block in blocks:
+            _run_block(block, folder, progress)
+    write_json(folder / COMPARISON, dataclasses.replace(described, complete=True))
+    redact(folder)
+    return finish(folder)
+
+
+def finish(folder: Path) -> Summary:
+    """Write summary, report, figures and checksums from the records in `folder`."""
+    found = summarize.summarize(folder)
+    write_json(folder / REPORTED, found)
+    (folder / CHECKSUMS).write_text(checksums(folder))
+    report.write(folder)
+    return found
+
+
+def checksums(folder: Path) -> str:
+    """SHA-256 of every record, in the form that `sha256sum --check` reads."""
+    records = [folder / ENVIRONMENT, folder / COMPARISON, *(folder / RUNS).rglob("*")]
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}"
+        for path in records
+        if path.is_file()
+    ]
+    return "\n".join(sorted(lines, key=lambda line: line[66:])) + "\n"
+
+
+def check(folder: Path) -> list[str]:
+    """Names of what differs from what the records give; empty if nothing does."""
+    wrong = report.check(folder)
+    stored = folder / CHECKSUMS
+    if not stored.is_file() or stored.read_text() != checksums(folder):
+        wrong.append(CHECKSUMS)
+    rebuilt = msgspec.json.format(msgspec.json.encode(summarize.summarize(folder)), indent=1)
+    if (folder / REPORTED).read_bytes() != rebuilt + b"\n":
+        wrong.append(REPORTED)
+    return wrong
+
+
+def as_expected(summary: Summary) -> bool:
+    """Whether every run that took place has the verdict that was expected of it."""
+    return all(run.verdict in (run.expected, "not_run") for run in summary.runs)
+
+
+def unexpected(summary: Summary) -> list[RunSummary]:
+    """Runs whose verdict is another than expected."""
+    return [run for run in summary.runs if run.verdict not in (run.expected, "not_run")]
+
+
+def _run_block(block: Sequence[RunSpec], folder: Path, progress: Progress) -> None:
+    runs = folder / RUNS
+    for planned in block:
+        with progress.run(planned) as watch:
+            status = supervisor.execute(planned, runs / planned.name, on_event=watch.event)
+            watch.ended(status)
+    _compare_block(block, runs)
+
+
+def _compare_block(block: Sequence[RunSpec], runs: Path) -> None:
+    """Compare final tensors where digests differ, then drop tensors and needless digests."""
+    reference = runs / f"{block[0].block}-reference"
+    expected = read_lines(reference / "digests.jsonl", Digests)
+    for planned in block:
+        own = runs / planned.name
+        frontier, size = planned.spec.schedule.updates, planned.spec.mesh.world_size
+        records = read_lines(own / "digests.jsonl", Digests)
+        found = drift.compare(records, expected, frontier=frontier, world_size=size)
+        numbers = None
+        if found.equal is False:
+            numbers = drift.measure_numbers(own, reference, world_size=size)
+        write_json(own / DRIFT, {"reference": reference.name, "numbers": numbers})
+        if own != reference:
+            drift.prune(own / "digests.jsonl", expected, frontier=frontier)
+    drift.prune(reference / "digests.jsonl", expected, frontier=block[0].spec.schedule.updates)
+    for planned in block:
+        shutil.rmtree(runs / planned.name / STATE, ignore_errors=True)
+
+
+def _describe(
+    spec: Spec,
+    able: Sequence[Entry],
+    unable: Sequence[tuple[Entry, Availability]],
+    *,
+    platform: Platform,
+    title: str,
+) -> Comparison:
+    workload = find_workload(spec.workload)
+    data = Corpus.load(spec.data).record(workload.seq_len)
+    reasons = {entry.label: answer.reason for entry, answer in unable}
+    return Comparison(
+        schema_version=SCHEMA_VERSION,
+        title=title,
+        spec={
+            **msgspec.to_builtins(dataclasses.replace(spec, data=data["name"])),
+            "data": data,
+            "model": dataclasses.asdict(workload),
+        },
+        contenders=[
+            _contender(entry, reasons.get(entry.label, ""), spec, platform)
+            for entry in [*able, *(entry for entry, _ in unable)]
+        ],
+        complete=False,
+    )
+
+
+def _contender(entry: Entry, reason: str, spec: Spec, platform: Platform) -> Contender:
+    strategy = entry.strategy
+    settings = strategy.settings(spec.timeouts, num_faults=len(spec.schedule.faults))
+    return Contender(
+        name=strategy.name,
+        summary=strategy.summary,
+        available=not reason,
+        reason=reason,
+        version=strategy.availability(platform).version,
+        variant=strategy.variant,
+        settings=msgspec.to_builtins(settings),
+        integration_lines=integration_lines(type(strategy)),
+        tried=tried(strategy.name),
+    )

@@ -1,0 +1,156 @@
+"""The options of the command line, and what they make: a checked `Spec`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.spec import PRESETS, Fault, Mesh, Schedule, Spec, SpecError, choose
+from harness.workload.corpus import Corpus
+from harness.workload.presets import find_workload, memory_needed
+from strategies import Layout, Timeouts
+
+REPORTS = Path("reports")
+
+Preset = Annotated[str, typer.Option(help="Schedule: quick (12 updates) or paper (25).")]
+Workload = Annotated[str, typer.Option(help="Model and batch; see `accelpact list workloads`.")]
+Strategies = Annotated[str, typer.Option(help="Contenders, comma-separated; default all.")]
+Blocks = Annotated[int | None, typer.Option(help="How often everything runs; default 1.")]
+MeshOption = Annotated[str, typer.Option("--mesh", help="Replicas x shards.")]
+Wrapper = Annotated[str, typer.Option(help="How the model is sharded: fsdp1.")]
+Updates = Annotated[int | None, typer.Option(help="Optimizer updates of a run.")]
+CheckpointAt = Annotated[int | None, typer.Option(help="Update after which DCP saves.")]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option("--fault", help="KIND@PHASE:UPDATE, for example absent@boundary:15."),
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; default the workload's.")]
+ActivationCheckpointing = Annotated[
+    bool | None, typer.Option(help="Recompute activations; default the workload's.")
+]
+Seed = Annotated[int, typer.Option(help="Weights, data order, dropout, order of runs.")]
+Data = Annotated[
+    str | None, typer.Option(help="Text file or folder; default CPython's documentation.")
+]
+GroupTimeout = Annotated[float, typer.Option(help="Seconds; replicate groups.")]
+SoftTimeout = Annotated[float, typer.Option(help="Seconds; in-process restart interrupts.")]
+HardTimeout = Annotated[float, typer.Option(help="Seconds; in-process restart ends a rank.")]
+BarrierTimeout = Annotated[float, typer.Option(help="Seconds; restarting ranks wait.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the records; default a new one in reports/.")
+]
+
+
+def make_spec(
+    *,
+    preset: str = "quick",
+    workload: str = "tiny",
+    blocks: int | None = None,
+    mesh: str = "2x2",
+    wrapper: str = "fsdp1",
+    updates: int | None = None,
+    checkpoint_at: int | None = None,
+    fault: list[str] | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    activation_checkpointing: bool | None = None,
+    seed: int = 1,
+    data: str | None = None,
+    group_timeout: float = 3.0,
+    soft_timeout: float = 10.0,
+    hard_timeout: float = 20.0,
+    barrier_timeout: float = 30.0,
+) -> Spec:
+    """Make a Spec and check it against workload and data.
+
+    Raises:
+        SpecError: names the first option that is wrong.
+    """
+    base = PRESETS[choose("preset", preset, PRESETS)]
+    chosen = find_workload(workload)
+    schedule = Schedule(
+        updates=base.updates if updates is None else updates,
+        checkpoint_at=base.checkpoint_at if checkpoint_at is None else checkpoint_at,
+        faults=tuple(Fault.parse(text) for text in fault) if fault else base.faults,
+    )
+    spec = Spec(
+        preset=preset,
+        schedule=schedule,
+        workload=workload,
+        wrapper=wrapper,
+        mesh=Mesh.parse(mesh),
+        device=device,
+        dtype=chosen.dtype if dtype is None else dtype,
+        activation_checkpointing=(
+            chosen.activation_checkpointing
+            if activation_checkpointing is None
+            else activation_checkpointing
+        ),
+        seed=seed,
+        data=None if data is None else str(Path(data).resolve()),
+        timeouts=Timeouts(
+            group=group_timeout, soft=soft_timeout, hard=hard_timeout, barrier=barrier_timeout
+        ),
+        blocks=1 if blocks is None else blocks,
+    )
+    from harness.workload.hsdp import check_layout
+
+    size = spec.mesh.world_size
+    check_layout(Layout(rank=0, num_replicas=spec.mesh.replicate, shard_size=spec.mesh.shard))
+    Corpus.load(spec.data).check(
+        seq_len=chosen.seq_len, microbatch=chosen.microbatch, world_size=size
+    )
+    return spec
+
+
+def output_folder(out: Path | None, stem: str) -> Path:
+    """Return a folder that is new or empty.
+
+    Raises:
+        SpecError: `out` is a file, or a folder that holds something.
+    """
+    if out is None:
+        stamp = dt.datetime.now(tz=dt.timezone.utc).strftime("%Y%m%d-%H%M%S")
+        out = REPORTS / f"{stamp}-{stem}"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        what = "a folder that is not empty" if out.is_dir() else "a file"
+        raise SpecError(f"out: expected a new or empty folder; found {what}: {out}; name another")
+    return out
+
+
+def check_machine(spec: Spec, *, refuse: Callable[[str], Exception]) -> None:
+    """Raise `refuse(reason)` if this machine cannot hold or start the workload."""
+    import psutil
+
+    if spec.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise refuse("device: expected a CUDA GPU; found none; use --device cpu")
+    needed = memory_needed(
+        find_workload(spec.workload),
+        spec.mesh.world_size,
+        spec.mesh.shard,
+        spec.dtype,
+        activation_checkpointing=spec.activation_checkpointing,
+    )
+    available = _device_memory() if spec.device == "cuda" else psutil.virtual_memory().available
+    if needed > available:
+        raise refuse(
+            f"workload: {spec.workload} on {spec.mesh} ranks needs about {needed / 2**30:.1f} GiB; "
+            f"found {available / 2**30:.1f} GiB; use a smaller workload or a larger machine"
+        )
+
+
+def _device_memory() -> int:
+    import torch
+
+    return sum(
+        torch.cuda.get_device_properties(index).total_memory
+        for index in range(torch.cuda.device_count())
+    )

@@ -1,0 +1,112 @@
+"""Which runs a comparison consists of, and in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import strategies
+from harness.spec import RunSpec, SpecError, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.spec import Spec
+    from strategies import Availability, Platform, Strategy
+
+REFERENCE = "reference"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A contender in a comparison: a strategy at one of its variants."""
+
+    strategy: Strategy
+    label: str
+    """Part of the names of its runs."""
+    fault_free: bool = True
+    """Whether it also runs without a fault."""
+
+
+def contenders(names: Sequence[str]) -> list[Entry]:
+    """Make the contenders, without the reference, which is always there.
+
+    Raises:
+        SpecError: a name is unknown.
+    """
+    known = strategies.names()
+    wanted = [choose("strategies", name, known) for name in names or known]
+    if len(set(wanted)) != len(wanted):
+        raise SpecError(f"strategies: expected each once; found {', '.join(wanted)}")
+    return [
+        Entry(strategy=strategies.find(name)(), label=name) for name in wanted if name != REFERENCE
+    ]
+
+
+def variants(name: str) -> list[Entry]:
+    """Make one contender once per variant that it offers, for tuning."""
+    kind = strategies.find(choose("strategy", name, strategies.names()))
+    return [
+        Entry(strategy=kind(variant=variant), label=f"{name}-{place}", fault_free=False)
+        for place, variant in enumerate(kind.variants)
+    ]
+
+
+def availability(
+    entries: Sequence[Entry], platform: Platform
+) -> tuple[list[Entry], list[tuple[Entry, Availability]]]:
+    """Split `entries` into those that can run here and those that cannot, with the reason."""
+    found = [(entry, entry.strategy.availability(platform)) for entry in entries]
+    return (
+        [entry for entry, answer in found if answer.available],
+        [(entry, answer) for entry, answer in found if not answer.available],
+    )
+
+
+def block_runs(spec: Spec, entries: Sequence[Entry], *, block: int, backend: str) -> list[RunSpec]:
+    """Plan one block: two references, every contender with the fault and without, shuffled.
+
+    The order depends on the seed and the block alone.
+    """
+    reference = strategies.find(REFERENCE)()
+    planned = [
+        _run(spec, reference, "reference", block, backend, faulted=False),
+        _run(spec, reference, "reference-control", block, backend, faulted=False, control=True),
+    ]
+    for entry in entries:
+        if spec.schedule.faults:
+            planned.append(_run(spec, entry.strategy, entry.label, block, backend, faulted=True))
+        if entry.fault_free or not spec.schedule.faults:
+            label = f"{entry.label}-fault-free"
+            planned.append(_run(spec, entry.strategy, label, block, backend, faulted=False))
+    random.Random(f"{spec.seed}/{block}").shuffle(planned)  # noqa: S311  not a secret
+    return [dataclasses.replace(run, order=order) for order, run in enumerate(planned)]
+
+
+def _run(
+    spec: Spec,
+    strategy: Strategy,
+    label: str,
+    block: int,
+    backend: str,
+    *,
+    faulted: bool,
+    control: bool = False,
+) -> RunSpec:
+    settings = strategy.settings(spec.timeouts, num_faults=len(spec.schedule.faults))
+    return RunSpec(
+        name=f"{block}-{label}",
+        strategy=strategy.name,
+        variant=strategy.variant,
+        block=block,
+        order=0,
+        faulted=faulted,
+        control=control,
+        expected=strategy.expected if faulted else "pass",
+        backend=backend,
+        spec=spec,
+        settings=msgspec.to_builtins(settings),
+    )

@@ -1,0 +1,42 @@
+"""Takes this machine's paths and name out of what a run printed.
+
+Records are meant to be published; where a Python is installed and what its
+machine is called are nobody's business and no evidence.
+"""
+
+from __future__ import annotations
+
+import site
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+
+def _names() -> list[tuple[str, str]]:
+    """Text to replace and its replacement, longest first so that no path eats another."""
+    packages = [*site.getsitepackages(), site.getusersitepackages()]
+    names = {
+        str(Path(__file__).resolve().parent.parent): "<project>",
+        sys.prefix: "<env>",
+        sys.base_prefix: "<python>",
+        str(Path.home()): "<home>",
+        str(Path.cwd()): "<cwd>",
+        tempfile.gettempdir(): "<tmp>",
+        socket.gethostname(): "<host>",
+        **dict.fromkeys(packages, "<packages>"),
+    }
+    usable = [(name, token) for name, token in names.items() if len(name) > 3]
+    return sorted(usable, key=lambda pair: -len(pair[0]))
+
+
+def redact(folder: Path) -> None:
+    """Rewrite every text record in `folder` in place; also the folder's own path."""
+    names = [(str(folder.resolve()), "<run>"), (str(folder), "<run>"), *_names()]
+    for path in sorted([*folder.glob("*.log"), *folder.glob("*.json"), *folder.glob("*.jsonl")]):
+        text = path.read_text(errors="backslashreplace")
+        cleaned = text
+        for name, token in names:
+            cleaned = cleaned.replace(name, token)
+        if cleaned != text:
+            path.write_text(cleaned)

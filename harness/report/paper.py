@@ -1,0 +1,47 @@
+"""The published figures that a report sets beside its own.
+
+Source of all: *Zero-I/O Fault Recovery for Sharded Deep Learning via Dynamic
+Framework Dependency Rebinding*, arXiv:2609.18178v1. Figures are the tables'
+where text and tables disagree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+SOURCE = "arXiv:2609.18178v1"
+
+MACRO = "16 GPUs (4x4), Mistral-7B-v0.3, 25 updates, checkpoint at 10, fault after 15, 3 blocks"
+SCALING = "32-layer decoder, NCCL, slowest rank, mean of 5 trials"
+TORCHFT = "4 GPUs, PyTorch 2.11, NCCL 2.28.9, 32 layers, mean of 3 jobs"
+ABLATION = "32-layer Mistral-7B, per rank: L + 1 references"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A published figure with its conditions."""
+
+    value: str
+    conditions: str
+    place: str
+    """Table or section of `SOURCE`."""
+
+
+WHOLE_RUN_OVER = {
+    "cold": Published(value="1.197 (1.184 to 1.208)", conditions=MACRO, place="Table III"),
+    "nvrx": Published(value="1.194 (1.187 to 1.197)", conditions=MACRO, place="Table III"),
+}
+"""Rival -> paired median of its whole run over AccelPact's, with the smallest and largest."""
+
+REPAIR_MACRO_S = Published(value="0.672 to 0.930", conditions=MACRO, place="Table III")
+
+REPAIR_TOTAL_MS: dict[int, Published] = {
+    4: Published(value="624.55", conditions=f"4 ranks (2x2), {SCALING}", place="Table V"),
+    8: Published(value="686.72", conditions=f"8 ranks (4x2), {SCALING}", place="Table V"),
+    16: Published(value="693.91", conditions=f"16 ranks (4x4), {SCALING}", place="Table V"),
+}
+"""Number of ranks -> total of the repair stages, ms."""
+
+TORCHFT_REPAIR_S = Published(value="0.682", conditions=TORCHFT, place="Table VIII")
+TORCHFT_NEXT_UPDATE_S = Published(value="12.896", conditions=TORCHFT, place="Table VIII")
+STALE_REFERENCES = Published(value="33", conditions=ABLATION, place="causal ablation")

@@ -1,0 +1,236 @@
+"""What a comparison is asked to do. Every field is checked where it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import re
+from collections.abc import Collection
+from typing import Any
+
+from strategies import Timeouts
+
+DEVICES = ("cpu", "cuda")
+DTYPES = ("float32", "bfloat16")
+WRAPPERS = ("fsdp1",)
+FAULT_KINDS = {"absent": ("boundary",)}
+"""Kind of fault -> phases of an update in which it can strike."""
+
+
+class SpecError(ValueError):
+    """A user's mistake in the configuration; one line, names the field."""
+
+
+def choose(field: str, value: str, known: Collection[str]) -> str:
+    """Return `value` if it is one of `known`.
+
+    Raises:
+        SpecError: it is not; the nearest known name is offered.
+    """
+    if value in known:
+        return value
+    near = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise SpecError(f"{field}: expected one of {', '.join(sorted(known))}; found {value!r}{hint}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """Replicas x shards of the HSDP layout."""
+
+    replicate: int = 2
+    shard: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse meshes that have nothing to replicate."""
+        if self.replicate < 2 or self.shard < 1:
+            raise SpecError(
+                f"mesh: expected at least 2 replicas and 1 shard, as in 2x2; found {self}; "
+                "without a second replica no replicate group exists that could fail"
+            )
+
+    def __str__(self) -> str:
+        """`RxS`."""
+        return f"{self.replicate}x{self.shard}"
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.replicate * self.shard
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        """Read `RxS`, for example `2x2`."""
+        match = re.fullmatch(r"(\d+)x(\d+)", text)
+        if match is None:
+            raise SpecError(f"mesh: expected RxS, for example 2x2; found {text!r}")
+        return cls(replicate=int(match[1]), shard=int(match[2]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One planned fault: what happens, in which phase, after or in which update."""
+
+    kind: str
+    phase: str
+    update: int
+
+    def __post_init__(self) -> None:
+        """Refuse unknown kinds and phases."""
+        choose("fault kind", self.kind, FAULT_KINDS)
+        choose(f"fault phase of {self.kind}", self.phase, FAULT_KINDS[self.kind])
+
+    def __str__(self) -> str:
+        """`KIND@PHASE:UPDATE`."""
+        return f"{self.kind}@{self.phase}:{self.update}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Read `KIND@PHASE:UPDATE`, for example `absent@boundary:15`."""
+        match = re.fullmatch(r"([\w-]+)@([\w-]+):(\d+)", text)
+        if match is None:
+            raise SpecError(
+                f"fault: expected KIND@PHASE:UPDATE, for example absent@boundary:15; found {text!r}"
+            )
+        return cls(kind=match[1], phase=match[2], update=int(match[3]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """How many updates, where the checkpoint is taken, when the faults strike."""
+
+    updates: int
+    checkpoint_at: int
+    faults: tuple[Fault, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse schedules in which nothing could be restored or nothing follows."""
+        if self.updates < 2:
+            raise SpecError(f"updates: expected at least 2; found {self.updates}")
+        if not 1 <= self.checkpoint_at <= self.updates:
+            raise SpecError(
+                f"checkpoint-at: expected an update from 1 to {self.updates}; "
+                f"found {self.checkpoint_at}"
+            )
+        seen: set[int] = set()
+        for fault in self.faults:
+            self._check(fault)
+            if fault.update in seen:
+                raise SpecError(
+                    f"fault: expected at most one per update; found two after {fault.update}"
+                )
+            seen.add(fault.update)
+
+    def _check(self, fault: Fault) -> None:
+        if not 1 <= fault.update < self.updates:
+            raise SpecError(
+                f"fault: expected an update from 1 to {self.updates - 1}, so that one follows; "
+                f"found {fault} with --updates {self.updates}"
+            )
+        if fault.update < self.checkpoint_at:
+            raise SpecError(
+                f"checkpoint-at: expected at most {fault.update}, the update of {fault}; found "
+                f"{self.checkpoint_at}; a restart would have nothing to restore"
+            )
+
+
+PRESETS = {
+    "quick": Schedule(
+        updates=12,
+        checkpoint_at=4,
+        faults=(Fault(kind="absent", phase="boundary", update=8),),
+    ),
+    "paper": Schedule(
+        updates=25,
+        checkpoint_at=10,
+        faults=(Fault(kind="absent", phase="boundary", update=15),),
+    ),
+}
+
+
+def check_timeouts(timeouts: Timeouts) -> None:
+    """Refuse deadlines that cannot nest.
+
+    Raises:
+        SpecError: unless 0 < group < soft < hard < barrier and group < world.
+    """
+    chain = [
+        ("group-timeout", timeouts.group),
+        ("soft-timeout", timeouts.soft),
+        ("hard-timeout", timeouts.hard),
+        ("barrier-timeout", timeouts.barrier),
+    ]
+    if timeouts.group <= 0:
+        raise SpecError(f"group-timeout: expected more than 0 s; found {timeouts.group:g} s")
+    for (low, small), (high, large) in itertools.pairwise(chain):
+        if not small < large:
+            raise SpecError(
+                f"{low}: expected group < soft < hard < barrier, so less than {high} "
+                f"({large:g} s); found {small:g} s"
+            )
+    if not timeouts.group < timeouts.world:
+        raise SpecError(
+            f"world-timeout: expected more than group-timeout ({timeouts.group:g} s), so that "
+            f"healthy ranks outlast a detection; found {timeouts.world:g} s"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """One comparison, or one run of it."""
+
+    preset: str = "quick"
+    schedule: Schedule = PRESETS["quick"]
+    workload: str = "tiny"
+    wrapper: str = "fsdp1"
+    mesh: Mesh = dataclasses.field(default_factory=Mesh)
+    device: str = "cpu"
+    dtype: str = "float32"
+    activation_checkpointing: bool = False
+    seed: int = 1
+    data: str | None = None
+    """A text file or a folder of them; None for CPython's documentation."""
+    timeouts: Timeouts = dataclasses.field(default_factory=Timeouts)
+    strategies: tuple[str, ...] = ()
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the workload, the data or the machine."""
+        choose("device", self.device, DEVICES)
+        choose("dtype", self.dtype, DTYPES)
+        choose("wrapper", self.wrapper, WRAPPERS)
+        if self.blocks < 1:
+            raise SpecError(f"blocks: expected at least 1; found {self.blocks}")
+        if self.seed < 0:
+            raise SpecError(f"seed: expected 0 or more; found {self.seed}")
+        check_timeouts(self.timeouts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """Everything a rank needs to know; `run.json` holds it."""
+
+    name: str
+    """Folder under `runs/`."""
+    strategy: str
+    variant: str
+    block: int
+    order: int
+    faulted: bool
+    control: bool
+    """The second of the two reference runs of a block."""
+    expected: str
+    """The verdict that this run should get."""
+    backend: str
+    spec: Spec
+    settings: dict[str, Any]
+    """The contender's `Settings`, as recorded."""
+
+    @property
+    def division(self) -> str:
+        """What two runs must share to be compared."""
+        spec = self.spec
+        precision = spec.dtype + ("+ac" if spec.activation_checkpointing else "")
+        place = f"{self.backend}-{spec.device}"
+        return f"{spec.workload}/{spec.wrapper}/{spec.mesh}/{place}/{precision}"

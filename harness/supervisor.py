@@ -1,0 +1,138 @@
+"""Runs one contender once: hosts the store, starts the launcher, watches, cleans up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from harness import processes
+from harness.events import Recorder
+from harness.layout import CHECKPOINTS
+from harness.records import Event, write_json
+from harness.redact import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from harness.spec import RunSpec
+
+_POLL_S = 0.05
+STALL_S = 180.0
+"""A run that records nothing for so long is ended."""
+
+
+class EventTail:
+    """Reads the events of a run as they are written."""
+
+    def __init__(self, path: Path) -> None:
+        """Start at the beginning of `path`, which need not exist yet."""
+        self._path = path
+        self._offset = 0
+        self._decoder = msgspec.json.Decoder(Event)
+
+    def read(self) -> list[Event]:
+        """Return the complete events since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return [self._decoder.decode(line) for line in data[:end].splitlines()]
+
+
+def execute(
+    run: RunSpec, folder: Path, *, on_event: Callable[[Event], None], stall_s: float = STALL_S
+) -> int | None:
+    """Run `run` in `folder`, which must not exist; return the launcher's exit status.
+
+    Whatever happens, Ctrl-C included, every process of the run is gone when this
+    returns or raises, and the records are readable. None means that the run
+    recorded nothing for `stall_s` seconds and was ended.
+    """
+    import torch.distributed as dist
+
+    folder.mkdir(parents=True)
+    write_json(folder / "run.json", run)
+    processes.adopt_orphans()
+    keep = processes.descendants()
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    )
+    recorder = Recorder(folder, rank=None)
+    status: int | None = None
+    launcher: subprocess.Popen[bytes] | None = None
+    try:
+        with (folder / "launcher.log").open("wb") as log:
+            recorder.emit("launch")
+            launcher = subprocess.Popen(
+                _command(run, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(run, port=store.port),
+            )
+        status = _watch(launcher, EventTail(folder / "events.jsonl"), on_event, stall_s)
+    finally:
+        processes.end_tree(keep)
+        if launcher is not None:
+            launcher.wait()
+        recorder.emit("end", code=status)
+        recorder.close()
+        del store
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        redact(folder)
+    return status
+
+
+def _command(run: RunSpec, folder: Path) -> list[str]:
+    options = run.settings["options"]
+    interval = options.get("monitor_interval", 0.1) if isinstance(options, dict) else 0.1
+    return [
+        sys.executable,
+        "-m",
+        "harness.launcher",
+        str(run.spec.mesh.world_size),
+        str(run.settings["max_restarts"]),
+        str(interval),
+        str(folder),
+    ]
+
+
+def _environment(run: RunSpec, *, port: int) -> dict[str, str]:
+    own = {
+        "ACCELPACT_STORE": f"127.0.0.1:{port}",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    needed = run.settings["environment"]
+    return {**os.environ, **own, **(needed if isinstance(needed, dict) else {})}
+
+
+def _watch(
+    launcher: subprocess.Popen[bytes],
+    tail: EventTail,
+    on_event: Callable[[Event], None],
+    stall_s: float,
+) -> int | None:
+    heard = time.monotonic()
+    while True:
+        status = launcher.poll()
+        for event in tail.read():
+            heard = time.monotonic()
+            on_event(event)
+        if status is not None:
+            return status
+        if time.monotonic() - heard > stall_s:
+            return None
+        time.sleep(_POLL_S)

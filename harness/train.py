@@ -1,0 +1,172 @@
+"""The loop: update, commit, digest, checkpoint, boundary; and what happens on a failure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+import torch.distributed as dist
+
+import accelpact
+from harness import checkpoint, drift
+from harness.faults import Boundary, CollectiveFailed
+from harness.job import TrainingJob
+from harness.layout import CHECKPOINTS
+from harness.workload import hsdp
+from harness.workload.data import Corpus, Loader
+from harness.workload.presets import find_workload
+from strategies import Failure, Outcome, root_cause
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness.events import Recorder
+    from harness.spec import RunSpec
+    from strategies import Attempt, Strategy
+
+
+class RankMustEnd(BaseException):
+    """The strategy wants this process to end; not an Exception, so nothing swallows it."""
+
+
+class Trainer:
+    """One attempt of one rank: a job, the strategy that protects it, and the loop."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        strategy: Strategy,
+        attempt: Attempt,
+        *,
+        recorder: Recorder,
+        folder: Path,
+    ) -> None:
+        """Connect, build model, optimizer and data, restore the last checkpoint if any."""
+        self._run = run
+        self._strategy = strategy
+        self._folder = folder
+        self._checkpoints = folder / CHECKPOINTS
+        self._workload = find_workload(run.spec.workload)
+        self._boundary = Boundary(
+            run.spec.schedule.faults if run.faulted else (), store=attempt.store()
+        )
+        groups = strategy.connect(attempt)
+        recorder.emit("connected")
+        spec = run.spec
+        model, optimizer = hsdp.build(
+            self._workload,
+            layout=attempt.layout,
+            groups=groups,
+            device=attempt.device,
+            dtype=getattr(torch, spec.dtype),
+            activation_checkpointing=spec.activation_checkpointing,
+            seed=spec.seed,
+        )
+        loader = Loader(
+            Corpus.load(spec.data),
+            seq_len=self._workload.seq_len,
+            microbatch=self._workload.microbatch,
+            rank=attempt.layout.rank,
+            world_size=attempt.layout.world_size,
+            seed=spec.seed,
+            device=attempt.device,
+        )
+        self.job = TrainingJob(
+            model=model,
+            optimizer=optimizer,
+            loader=loader,
+            attempt=attempt,
+            groups=groups,
+            recorder=recorder,
+        )
+        recorder.emit("built")
+        self._restore()
+        strategy.attach(self.job)
+
+    def _restore(self) -> None:
+        found = checkpoint.latest(self._checkpoints)
+        if found is not None:
+            checkpoint.restore(self.job, found)
+            self.job.emit("restored", update=self.job.frontier)
+
+    def loop(self) -> None:
+        """Train until the last update is committed, and write what the run was for."""
+        job, last = self.job, self._run.spec.schedule.updates
+        while job.frontier < last:
+            try:
+                self._update()
+            except Exception as error:  # noqa: BLE001  the strategy decides
+                job.emit("failure", update=job.frontier + 1, error=root_cause(error))
+                self._recover(Failure(phase="update", group=None, error=error), error)
+            if job.frontier == self._run.spec.schedule.checkpoint_at:
+                job.emit("checkpoint_begin", update=job.frontier)
+                checkpoint.save(job, self._checkpoints)
+                job.emit("checkpoint", update=job.frontier)
+            self._pass_boundary()
+        self._measure("after")
+        drift.save_state(job.state(), self._folder, rank=job.attempt.layout.rank)
+        job.emit("finish", update=job.frontier)
+
+    def _update(self) -> None:
+        """Execute and commit one update, and digest the state it leads to."""
+        job = self.job
+        job.emit("begin", update=job.frontier + 1)
+        update = hsdp.train_update(job.model, job.optimizer, job.loader, self._workload)
+        job.frontier += 1
+        self._strategy.committed(job)
+        job.emit(
+            "commit",
+            update=job.frontier,
+            tokens=update.tokens,
+            samples=update.samples,
+            cursor=job.loader.cursor,
+        )
+        digest = job.digest()
+        job.recorder.digests(job.frontier, digest.root, digest.tensors)
+        if job.frontier == 1:
+            self._measure("before")
+        self._loss = update.loss
+
+    def _pass_boundary(self) -> None:
+        """Log the loss; recover as often as that fails, and log it again."""
+        job = self.job
+        while True:
+            group = job.groups.replicate
+            try:
+                loss = self._boundary.reduce_loss(job, self._loss)
+            except CollectiveFailed as error:
+                self._recover(Failure(phase="boundary", group=group, error=error), error)
+            else:
+                job.emit("logged", update=job.frontier, loss=loss)
+                return
+
+    def _recover(self, failure: Failure, error: Exception) -> None:
+        """Ask the strategy, and do what it answers."""
+        job = self.job
+        job.emit("recover", update=job.frontier)
+        outcome = self._strategy.recover(job, failure)
+        job.emit("recovered", update=job.frontier, outcome=outcome.value)
+        if outcome is Outcome.RERAISE:
+            raise error
+        if outcome is Outcome.EXIT:
+            raise RankMustEnd from error
+
+    def _measure(self, at: str) -> None:
+        """Record what this process holds."""
+        process, device = psutil.Process(), self.job.attempt.device
+        self.job.recorder.resources(
+            at=at,
+            threads=process.num_threads(),
+            descriptors=process.num_fds(),
+            rss_bytes=process.memory_info().rss,
+            groups=accelpact.num_registered_groups(),
+            device_bytes=torch.cuda.memory_allocated(device) if device.type == "cuda" else None,
+        )
+
+    def tear_down(self) -> None:
+        """Let go of groups and threads."""
+        self._strategy.close(self.job)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.job.emit("closed")

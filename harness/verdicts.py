@@ -1,0 +1,106 @@
+"""What a run is worth, from its records alone. Unknown is a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from harness.records import FaultRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.records import Drift, Ledger, Verdict
+    from harness.spec import Fault, RunSpec
+    from harness.timeline import Timeline
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """A verdict and, unless it is a plain pass, its reason."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+def evidence(timeline: Timeline, fault: Fault, *, run: str) -> FaultRecord:
+    """Decide whether `fault` fired: a rank stayed away, and a peer's collective failed for it."""
+    absent = timeline.select("fault", update=fault.update)
+    failed = [
+        event
+        for event in timeline.select("failure", update=fault.update)
+        if absent and event.t >= absent[0].t and event.rank != absent[0].rank
+    ]
+    if not absent:
+        text = "no rank stayed away"
+    elif not failed:
+        text = f"rank {absent[0].rank} stayed away, and no peer's collective failed"
+    else:
+        text = (
+            f"rank {absent[0].rank} stayed away after update {fault.update}; rank "
+            f"{failed[0].rank} failed after {failed[0].t - absent[0].t:.2f} s: {failed[0].error}"
+        )
+    return FaultRecord(run=run, planned=str(fault), fired=bool(failed), evidence=text)
+
+
+def judge(  # noqa: PLR0911  one return per verdict, in order of precedence
+    run: RunSpec,
+    timeline: Timeline,
+    *,
+    drift: Drift,
+    ledger: Ledger,
+    faults: Sequence[FaultRecord],
+    reference_deterministic: bool | None,
+) -> Judgement:
+    """Give the verdict on one run.
+
+    Args:
+        run: what was asked.
+        timeline: what happened.
+        drift: against the reference of the block; for a reference, against the other one.
+        ledger: of the committed history.
+        faults: evidence for every planned fault of this run.
+        reference_deterministic: whether the control pair of the block is bitwise
+            equal; None if there is no complete pair.
+    """
+    silent = [fault.planned for fault in faults if not fault.fired]
+    if silent:
+        return Judgement(verdict="invalid", reason=f"the fault did not fire: {', '.join(silent)}")
+    finished = len({event.rank for event in timeline.select("finish")}) == timeline.world_size
+    if not finished:
+        return _judge_unfinished(timeline)
+    if ledger.missing or ledger.duplicated:
+        return Judgement(
+            verdict="fail",
+            reason=f"data ledger: {ledger.missing} samples missing, {ledger.duplicated} duplicated",
+        )
+    if drift.equal is None or reference_deterministic is None:
+        return Judgement(verdict="unknown", reason="no complete pair of references in this block")
+    if run.strategy != "reference" and not reference_deterministic:
+        return Judgement(verdict="invalid", reason="the reference is not deterministic")
+    if not drift.equal:
+        return Judgement(
+            verdict="fail",
+            reason=f"state differs from the reference from update {drift.first_update} on; "
+            f"{drift.ranks_equal} of {drift.ranks} ranks equal at the frontier",
+        )
+    refusals = timeline.select("reject")
+    if refusals:
+        return Judgement(verdict="rejected", reason=refusals[0].reason or "")
+    return Judgement(verdict="pass")
+
+
+def _judge_unfinished(timeline: Timeline) -> Judgement:
+    """Failed if it said so; unknown if it just ended."""
+    refused = timeline.select("reject")
+    if refused:
+        return Judgement(verdict="fail", reason=refused[0].reason or "refused, and not restarted")
+    boundary = timeline.fault.update if timeline.fault else None
+    failed = [event for event in timeline.select("failure") if event.update != boundary]
+    failed = failed or timeline.select("failure")
+    if failed:
+        where = f" in update {failed[0].update}" if failed[0].update is not None else ""
+        return Judgement(
+            verdict="fail", reason=f"rank {failed[0].rank} failed{where}: {failed[0].error}"
+        )
+    return Judgement(verdict="unknown", reason="the run ended without a record of its outcome")

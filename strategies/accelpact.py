@@ -1,0 +1,111 @@
+"""AccelPact: the communicator is rebuilt under its name, every cached reference rebound."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, ClassVar
+
+import accelpact
+from strategies._base import Outcome, Strategy, root_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accelpact import Pact, Repair
+    from accelpact._frameworks import Framework
+    from strategies._base import Failure, Job
+
+
+class AccelPact(Strategy):
+    """The six phases of the paper at a committed boundary."""
+
+    name = "accelpact"
+    summary = "state kept, communicator rebuilt under its name, cached references rebound"
+    variants = {"rebuild+rebind": {"replacement": "rebuild+rebind", "deadline_s": 30.0}}
+    frameworks: ClassVar[Sequence[Framework]] = accelpact.FRAMEWORKS
+    _pact: Pact | None = None
+    _repaired_here = False
+
+    def attach(self, job: Job) -> None:
+        """Index the references and start the control thread."""
+        # integration: begin
+        self._pact = accelpact.attach(
+            job.model,
+            job.optimizer,
+            store=job.attempt.store,
+            prefix=f"accelpact/{job.attempt.index}",
+            frontier=job.frontier,
+            deadline=self.options["deadline_s"],
+            frameworks=self.frameworks,
+            on_abort=lambda reason: job.emit("reject", reason=reason),
+        )
+        # integration: end
+
+    def committed(self, job: Job) -> None:
+        """Declare the boundary."""
+        assert self._pact is not None
+        # integration: begin
+        self._pact.commit(job.frontier)
+        # integration: end
+
+    def recover(self, job: Job, failure: Failure) -> Outcome:
+        """Run the six phases; a refusal ends this process."""
+        assert self._pact is not None
+        if failure.phase != "boundary" or failure.group is None:
+            code = accelpact.Reason.UNCOMMITTED_BOUNDARY.value
+            return self._refuse(
+                job, f"{code}: struck inside an update: {root_cause(failure.error)}"
+            )
+        old = failure.group
+        try:
+            # integration: begin
+            repair = self._pact.repair(job.groups.replicate)
+            job.groups.replicate = repair.group
+            # integration: end
+        except accelpact.Rejected as rejection:
+            return self._refuse(job, str(rejection))
+        self._repaired_here = True
+        self._record(job, repair, old=old)
+        return Outcome.RESUMED
+
+    def _refuse(self, job: Job, reason: str) -> Outcome:
+        job.emit("reject", reason=reason)
+        return Outcome.EXIT
+
+    def _record(self, job: Job, repair: Repair, *, old: object) -> None:
+        """Write phases and counts; every reference is looked up again, not trusted."""
+        for phase, ms in repair.phases_ms.items():
+            job.emit("phase", phase=phase, ms=ms, generation=repair.generation)
+        index = accelpact.ReferenceIndex(job.model, accelpact.FRAMEWORKS)
+        left = [reference.label for reference in index.holders(old)]
+        job.emit(
+            "references",
+            generation=repair.generation,
+            rebound=len(repair.holders),
+            left=len(left),
+            holders=left or list(repair.holders),
+        )
+
+    def close(self, job: Job) -> None:
+        """End the control thread; measure the bare cost of a repair, if there was one."""
+        assert self._pact is not None
+        repaired = self._pact.generation > 0
+        # integration: begin
+        self._pact.close()
+        # integration: end
+        if repaired:
+            self._measure_floor(job)
+
+    def _measure_floor(self, job: Job) -> None:
+        """Build the repaired group's like again while the other ranks wait, as they did then."""
+        import torch.distributed as dist
+
+        store = dist.PrefixStore("floor", job.attempt.store())
+        if not self._repaired_here:
+            store.wait(["done"], timedelta(seconds=self.options["deadline_s"]))
+            return
+        for ms in accelpact.measure_floor(
+            job.groups.replicate, store=store, rank=job.attempt.layout.rank
+        ):
+            job.emit("floor", ms=ms)
+        store.set("done", "1")

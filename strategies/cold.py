@@ -1,0 +1,39 @@
+"""Cold restart: torch's elastic launcher starts all ranks again, from the last checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strategies._base import Outcome, Settings, Strategy
+
+if TYPE_CHECKING:
+    from strategies._base import Failure, Job, Timeouts
+
+
+class Cold(Strategy):
+    """Any failure ends the rank; torchrun ends its siblings and starts all of them again."""
+
+    name = "cold"
+    summary = "torchrun restarts every rank, the last DCP checkpoint is loaded, updates replay"
+    replays = True
+    variants = {
+        "monitor-0.1s": {"monitor_interval": 0.1},
+        "monitor-0.02s": {"monitor_interval": 0.02},
+        "monitor-1s": {"monitor_interval": 1.0},
+    }
+
+    def settings(self, timeouts: Timeouts, *, num_faults: int) -> Settings:
+        """Allow one restart per planned fault."""
+        return Settings(
+            max_restarts=num_faults,
+            group_timeout=timeouts.group,
+            shard_timeout=timeouts.world,
+            options=self.options,
+            notes=("the launcher notices a dead rank once per monitor_interval",),
+        )
+
+    def recover(self, job: Job, failure: Failure) -> Outcome:
+        """End this process; the launcher does the rest."""
+        # integration: begin
+        return Outcome.EXIT
+        # integration: end
