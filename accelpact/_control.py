@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-_FAREWELL = "farewell"
 _RELEASE = "release"
 _FOREVER = timedelta(days=30)
 _POLL_S = 50e-6
@@ -80,6 +79,7 @@ class ControlPlane:
         self.released = 0
         self.pledged = 0
         self._stepping = False
+        self._closing = False
         self._rank = rank
         self._world_size = world_size
         self._deadline = timedelta(seconds=deadline)
@@ -158,10 +158,12 @@ class ControlPlane:
         Raises:
             Rejected: a peer aborted, or did not report in time.
         """
-        if self._main.add(f"done/{generation}", 1) == members:
-            self._main.compare_set(f"verdict/{generation}", "", _RELEASE)
+        key = f"verdict/{generation}"
         try:
-            verdict = self._main.get(f"verdict/{generation}").decode()
+            if self._main.add(f"done/{generation}", 1) == members:
+                verdict = self._main.compare_set(key, "", _RELEASE).decode()
+            else:
+                verdict = self._main.get(key).decode()
         except dist.DistStoreError as error:
             raise Rejected(
                 Reason.DEADLINE,
@@ -187,8 +189,9 @@ class ControlPlane:
 
     def close(self) -> None:
         """End the control thread; other ranks are not told."""
+        self._closing = True
         try:
-            self._main.set(f"wake/{self.released + 1}/{self._rank}", _FAREWELL)
+            self._main.set(f"wake/{self.released + 1}/{self._rank}", "farewell")
         except dist.DistError:
             return  # the store is gone, and with it what the thread waited for
         self._thread.join(self._deadline.total_seconds())
@@ -207,7 +210,7 @@ class ControlPlane:
     def _answer(self, generation: int) -> bool:
         key = f"wake/{generation}/{self._rank}"
         self._served.wait([key], _FOREVER)
-        if self._served.get(key).decode() == _FAREWELL:
+        if self._closing:
             return False
         self.pledged = generation
         self._settle(generation)

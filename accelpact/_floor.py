@@ -12,6 +12,8 @@ from accelpact import _communicator
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
+    from accelpact._communicator import Description
+
 
 def measure_floor(group: ProcessGroup, *, store: Store, rank: int, repeats: int = 5) -> list[float]:
     """Time two control round trips, one group build and one probe, without any protocol.
@@ -30,19 +32,24 @@ def measure_floor(group: ProcessGroup, *, store: Store, rank: int, repeats: int 
         only a first call pays.
     """
     description = _communicator.describe(group)
-    members = description.ranks
     times = []
     for repeat in range(repeats):
         scope = dist.PrefixStore(f"floor/{repeat}/", store)
-        _round_trip(scope, "ready", rank, members)
+        _round_trip(scope, "ready", rank, description.ranks)
         start = time.perf_counter()
-        _round_trip(scope, "first", rank, members)
-        built = _communicator.connect(description, store=scope, rank=rank)
-        _communicator.probe(built, description)
-        _round_trip(scope, "second", rank, members)
+        built = bare_repair(description, store=scope, rank=rank)
         times.append((time.perf_counter() - start) * 1e3)
         del built
     return times
+
+
+def bare_repair(description: Description, *, store: Store, rank: int) -> ProcessGroup:
+    """Do the unavoidable once; return the group that was built, for the caller to drop."""
+    _round_trip(store, "first", rank, description.ranks)
+    built = _communicator.connect(description, store=store, rank=rank)
+    _communicator.probe(built, description)
+    _round_trip(store, "second", rank, description.ranks)
+    return built
 
 
 def _round_trip(store: Store, name: str, rank: int, members: tuple[int, ...]) -> None:

@@ -11,27 +11,24 @@ from accelpact._errors import Reason, Rejected
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accelpact._frameworks import Framework
+    from accelpact._frameworks import Watch
 
 _SHOWN = 3
 
 
-def check_boundary(
-    model: torch.nn.Module, frameworks: Sequence[Framework], *, declared: bool
-) -> None:
+def check_boundary(watches: Sequence[Watch], *, declared: bool) -> None:
     """Synchronize the device and ask every framework for signs of an update under way.
 
     Args:
-        model: the wrapped model.
-        frameworks: what knows the model's private state.
+        watches: what each framework looks at, made once from the model.
         declared: whether the caller has committed since the optimizer last stepped.
 
     Raises:
         Rejected: `reject_uncommitted_boundary`, with the first few signs.
     """
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-    found = [sign for framework in frameworks for sign in framework.violations(model)]
+    found = [sign for watch in watches for sign in watch()]
     if not declared:
         found.insert(0, "the optimizer has stepped and the update was not committed")
     if found:

@@ -39,12 +39,11 @@ class Pact:
         deadline: float,
     ) -> None:
         """Index the model's references and hook the optimizer's step."""
-        self.model = model
         self.control = control
-        self.frameworks = tuple(frameworks)
         self.deadline = deadline
         self.rank = dist.get_rank()
         self.index = ReferenceIndex(model, frameworks)
+        self.watches = [framework.watch(model) for framework in frameworks]
         self.reaper = Reaper()
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
@@ -74,9 +73,10 @@ class Pact:
         return repair(self, group)
 
     def close(self) -> None:
-        """Take the hook off and end the control thread."""
+        """Take the hook off, end the control thread, and let go of retired groups."""
         self._hook.remove()
         self.control.close()
+        self.reaper.join()
 
     def _before_step(self, *_: Any) -> None:
         self.control.before_step()

@@ -58,7 +58,7 @@ def repair(pact: Pact, group: ProcessGroup) -> Repair:
             description = _communicator.describe(group)
             # first of all: the others answer while this rank looks at itself
             control.announce(generation, group=description.name, ranks=description.ranks)
-            check_boundary(pact.model, pact.frameworks, declared=control.declared)
+            check_boundary(pact.watches, declared=control.declared)
         with clock.phase("admit"):
             frontier = _agree(control.frontiers(generation), own=control.frontier)
         with clock.phase("retire"):
@@ -83,7 +83,8 @@ def repair(pact: Pact, group: ProcessGroup) -> Repair:
         if isinstance(error, Rejected):
             raise
         raise Rejected(Reason.DEADLINE, f"a phase of the repair failed: {error}") from error
-    pact.reaper.release()
+    finally:
+        pact.reaper.release()
     return Repair(
         group=new,
         generation=generation,

@@ -47,6 +47,6 @@ def application_state(
             if isinstance(value, (torch.Tensor, int)):
                 state[f"{key}/{path}"] = value
     state["rng/cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state["rng/cuda"] = torch.cuda.get_rng_state()
     return state

@@ -114,6 +114,8 @@ def _environment(run: RunSpec, *, port: int) -> dict[str, str]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "PYTHONUNBUFFERED": "1",
+        # cuBLAS is deterministic only with a workspace of a fixed size; CPU ranks ignore it.
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
     needed = run.settings["environment"]
     return {**os.environ, **own, **(needed if isinstance(needed, dict) else {})}

@@ -116,6 +116,7 @@ def _first_attempt(run: RunSpec, restart: int) -> Attempt:
         local_rank = int(os.environ["LOCAL_RANK"])
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+        torch.use_deterministic_algorithms(mode=True)
     mesh = run.spec.mesh
     return strategies.Attempt(
         index=restart,

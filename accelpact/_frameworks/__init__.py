@@ -7,10 +7,10 @@ groups do you cache, and are you at a committed boundary.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -37,6 +37,10 @@ class Reference:
         object.__setattr__(self.owner, self.key, group)
 
 
+Watch: TypeAlias = "Callable[[], Iterator[str]]"
+"""Yields what contradicts a committed boundary; nothing if there is none."""
+
+
 class Framework(Protocol):
     """What the runtime asks of a framework."""
 
@@ -46,6 +50,6 @@ class Framework(Protocol):
         """Yield every place in `model` that can name a process group."""
         ...
 
-    def violations(self, model: torch.nn.Module) -> Iterator[str]:
-        """Yield what contradicts a committed boundary; nothing if there is none."""
+    def watch(self, model: torch.nn.Module) -> Watch:
+        """Collect once what `model`'s boundary depends on; return how to look at it."""
         ...

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._common_utils import HandleTrainingState, TrainingState
 
 from accelpact._frameworks import Reference
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
+
+    from accelpact._frameworks import Watch
 
 name = "fsdp1"
 
@@ -52,32 +55,37 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:
                 yield Reference(holder, "process_group", f"{path}.{part}.process_group")
 
 
-def violations(model: torch.nn.Module) -> Iterator[str]:
-    """Yield every sign of an update under way.
+def watch(model: torch.nn.Module) -> Watch:
+    """Collect every module's state once; return what looks for signs of an update under way.
 
     A flat parameter's gradient is no such sign: with `use_orig_params` it stays
     set until the next backward. An unfinished forward graph leaves no sign at
     all, which is why only a boundary declared by the caller counts.
     """
-    for path, module in _modules(model):
-        own = vars(module)
-        state = own["training_state"]
-        if state.name != "IDLE":
-            yield f"{path}: training_state is {state.name}, not IDLE"
-        if own.get("_post_backward_callback_queued"):
-            yield f"{path}: a post-backward callback is queued"
-        handle = own.get("_handle")
-        if handle is not None:
-            yield from _handle_violations(path, handle)
-    for path, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            yield f"{path}: has a gradient that no optimizer step has consumed and cleared"
+    modules = [(path, vars(module)) for path, module in _modules(model)]
+    parameters = list(model.named_parameters())
+
+    def violations() -> Iterator[str]:
+        for path, own in modules:
+            yield from _module_violations(path, own)
+        for path, parameter in parameters:
+            if parameter.grad is not None:
+                yield f"{path}: has a gradient that no optimizer step has consumed and cleared"
+
+    return violations
 
 
-def _handle_violations(path: str, handle: Any) -> Iterator[str]:
+def _module_violations(path: str, own: dict[str, Any]) -> Iterator[str]:
+    state = own["training_state"]
+    if state is not TrainingState.IDLE:
+        yield f"{path}: training_state is {state.name}, not IDLE"
+    if own.get("_post_backward_callback_queued"):
+        yield f"{path}: a post-backward callback is queued"
+    handle = own.get("_handle")
+    if handle is None:
+        return
     state = vars(handle)["_training_state"]
-    if state.name != "IDLE":
+    if state is not HandleTrainingState.IDLE:
         yield f"{path}: the flat parameter's state is {state.name}, not IDLE"
-    flat = vars(handle)["flat_param"]
-    if vars(flat).get("_saved_grad_shard") is not None:
+    if vars(handle.flat_param).get("_saved_grad_shard") is not None:
         yield f"{path}: a reduced gradient shard waits to be accumulated"
