@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from accelpact._communicator import Description
 
 
-def measure_floor(group: ProcessGroup, *, store: Store, rank: int, repeats: int = 5) -> list[float]:
+def measure_floor(
+    group: ProcessGroup, *, store: Store, rank: int, repeats: int = 5, idle_s: float = 0.0
+) -> list[float]:
     """Time two control round trips, one group build and one probe, without any protocol.
 
     Every member of `group` calls this at the same time; `group` itself is only
@@ -26,6 +28,8 @@ def measure_floor(group: ProcessGroup, *, store: Store, rank: int, repeats: int 
         store: a prefix nobody else uses.
         rank: this rank's global rank.
         repeats: how often.
+        idle_s: seconds of doing nothing before each, as a failure is preceded by a wait in
+            which caches and cores go cold.
 
     Returns:
         Milliseconds on this rank, one value per repeat; the first includes what
@@ -35,6 +39,7 @@ def measure_floor(group: ProcessGroup, *, store: Store, rank: int, repeats: int 
     times = []
     for repeat in range(repeats):
         scope = dist.PrefixStore(f"floor/{repeat}/", store)
+        time.sleep(idle_s)
         _round_trip(scope, "ready", rank, description.ranks)
         start = time.perf_counter()
         built = bare_repair(description, store=scope, rank=rank)

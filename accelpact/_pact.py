@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,9 @@ def attach(
         on_abort=on_abort or (lambda _: None),
     )
     control.commit(frontier)
+    # FSDP1's constructor leaves its arguments, the groups among them, in reference cycles. What
+    # holds a retired group keeps its threads and sockets, until the collector happens to come by.
+    gc.collect()
     return Pact(model, optimizer, control=control, frameworks=frameworks, deadline=deadline)
 
 

@@ -126,6 +126,7 @@ def measure_numbers(own: Path, reference: Path, *, world_size: int) -> tuple[flo
         for name, tensor in mine.items():
             difference = (tensor.double() - theirs[name].double()).abs()
             if difference.numel():
-                largest = max(largest, float(difference.max()))
+                # Not Python's max, which loses a NaN.
+                largest = float(difference.max().clamp_min(largest))
                 squares += float(difference.square().sum())
     return largest, math.sqrt(squares)

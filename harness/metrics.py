@@ -125,9 +125,8 @@ def shares(timeline: Timeline) -> dict[str, float]:
     if launch is None or end is None or end <= launch:
         return {}
     rank = critical_rank(timeline)
-    events = timeline.of_rank(rank)
-    if timeline.fault is not None and timeline.fault.rank != rank:
-        events = sorted([*events, timeline.fault], key=lambda event: event.t)
+    others = [event for event in timeline.select("fault") if event.rank != rank]
+    events = sorted([*timeline.of_rank(rank), *others], key=lambda event: event.t)
     totals = dict.fromkeys(SHARES, 0.0)
     share, since, reached = "start-up", launch, 0
     for place, event in enumerate(events):

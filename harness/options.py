@@ -112,14 +112,15 @@ def output_folder(out: Path | None, stem: str) -> Path:
     """Return a folder that is new or empty.
 
     Raises:
-        SpecError: `out` is a file, or a folder that holds something.
+        SpecError: `out` is a file or below one, or a folder that holds something.
     """
     if out is None:
         stamp = dt.datetime.now(tz=dt.timezone.utc).strftime("%Y%m%d-%H%M%S")
         out = REPORTS / f"{stamp}-{stem}"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        what = "a folder that is not empty" if out.is_dir() else "a file"
-        raise SpecError(f"out: expected a new or empty folder; found {what}: {out}; name another")
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir() or (there == out and any(out.iterdir())):
+        what = "a folder that is not empty" if there.is_dir() else "a file"
+        raise SpecError(f"out: expected a new or empty folder; found {what}: {there}; name another")
     return out
 
 

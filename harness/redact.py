@@ -6,6 +6,7 @@ machine is called are nobody's business and no evidence.
 
 from __future__ import annotations
 
+import re
 import site
 import socket
 import sys
@@ -23,20 +24,30 @@ def _names() -> list[tuple[str, str]]:
         str(Path.home()): "<home>",
         str(Path.cwd()): "<cwd>",
         tempfile.gettempdir(): "<tmp>",
-        socket.gethostname(): "<host>",
         **dict.fromkeys(packages, "<packages>"),
     }
     usable = [(name, token) for name, token in names.items() if len(name) > 3]
     return sorted(usable, key=lambda pair: -len(pair[0]))
 
 
+def _host() -> re.Pattern[str]:
+    """This machine's name as a word; as a whole JSON string it may be a field's name or value."""
+    name = socket.gethostname()
+    if len(name) <= 3:
+        return re.compile(r"(?!)")
+    name = re.escape(name)
+    return re.compile(rf'(?<![\w-])(?:(?<!"){name}|{name}(?!"))(?![\w-])')
+
+
 def redact(folder: Path) -> None:
     """Rewrite every text record in `folder` in place; also the folder's own path."""
+    host = _host()
     names = [(str(folder.resolve()), "<run>"), (str(folder), "<run>"), *_names()]
     for path in sorted([*folder.glob("*.log"), *folder.glob("*.json"), *folder.glob("*.jsonl")]):
         text = path.read_text(errors="backslashreplace")
         cleaned = text
         for name, token in names:
             cleaned = cleaned.replace(name, token)
+        cleaned = host.sub("<host>", cleaned)
         if cleaned != text:
             path.write_text(cleaned)

@@ -14,6 +14,10 @@ from strategies import Timeouts
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16")
 WRAPPERS = ("fsdp1",)
+LONGEST_S = 86_400.0
+"""No deadline is longer than a day."""
+LARGEST_SEED = 2**63 - 1
+"""torch takes no larger one."""
 FAULT_KINDS = {"absent": ("boundary",)}
 """Kind of fault -> phases of an update in which it can strike."""
 
@@ -153,7 +157,7 @@ def check_timeouts(timeouts: Timeouts) -> None:
     """Refuse deadlines that cannot nest.
 
     Raises:
-        SpecError: unless 0 < group < soft < hard < barrier and group < world.
+        SpecError: unless 0 < group < soft < hard < barrier, at most a day, and group < world.
     """
     chain = [
         ("group-timeout", timeouts.group),
@@ -161,8 +165,11 @@ def check_timeouts(timeouts: Timeouts) -> None:
         ("hard-timeout", timeouts.hard),
         ("barrier-timeout", timeouts.barrier),
     ]
-    if timeouts.group <= 0:
-        raise SpecError(f"group-timeout: expected more than 0 s; found {timeouts.group:g} s")
+    for name, seconds in (*chain, ("world-timeout", timeouts.world)):
+        if not 0 < seconds <= LONGEST_S:  # nor NaN
+            raise SpecError(
+                f"{name}: expected more than 0 s and at most {LONGEST_S:g} s; found {seconds:g} s"
+            )
     for (low, small), (high, large) in itertools.pairwise(chain):
         if not small < large:
             raise SpecError(
@@ -202,8 +209,8 @@ class Spec:
         choose("wrapper", self.wrapper, WRAPPERS)
         if self.blocks < 1:
             raise SpecError(f"blocks: expected at least 1; found {self.blocks}")
-        if self.seed < 0:
-            raise SpecError(f"seed: expected 0 or more; found {self.seed}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise SpecError(f"seed: expected 0 to {LARGEST_SEED}; found {self.seed}")
         check_timeouts(self.timeouts)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from accelpact._frameworks import Framework
     from strategies._base import Failure, Job
 
+_FLOOR_IDLE_S = 0.5
+
 
 class AccelPact(Strategy):
     """The six phases of the paper at a committed boundary."""
@@ -105,7 +107,10 @@ class AccelPact(Strategy):
             store.wait(["done"], timedelta(seconds=self.options["deadline_s"]))
             return
         for ms in accelpact.measure_floor(
-            job.groups.replicate, store=store, rank=job.attempt.layout.rank
+            job.groups.replicate,
+            store=store,
+            rank=job.attempt.layout.rank,
+            idle_s=_FLOOR_IDLE_S,
         ):
             job.emit("floor", ms=ms)
         store.set("done", "1")

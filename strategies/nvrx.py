@@ -27,7 +27,7 @@ _FAST = {
 _NOTES = (
     (
         "stock abort, which cannot release a rank that waits in a Gloo collective: where shard "
-        "groups are bounded they have the replicate groups' timeout, so that healthy ranks come out of it"
+        "groups are bounded they have the replicate groups' timeout, so that ranks come out of it"
     ),
     "the store is hosted by the supervisor, so no rank's end takes it away",
 )

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     from harness.records import Contender, Overhead, Ratio, RunSummary, Summary
 
-REPAIR = ("guard", "admit", "retire", "rebuild", "rebind", "validate", "release")
+REPAIR = (
+    "guard", "admit", "retire", "rebuild", "rebind", "validate", "release", "reconfigure",
+)  # fmt: skip
 """Phases of a repair in place, in their order."""
-OUTER = ("restart", "restore", "replay")
+OUTER = ("restart", "import", "connect", "build", "restore", "replay", "resume", "next update")
 DETECTION = "detection"
 
 
