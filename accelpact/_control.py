@@ -18,6 +18,7 @@ Keys, below a prefix of the job's attempt, g being the generation:
 `frontier/<g>/<rank>` the pledge: last committed update of `rank`
 `done/<g>`            counts members whose replacement works
 `verdict/<g>`         `release`, or `abort` with the reason
+`rendezvous/<g>/...`  where the members of the replacement meet
 ====================  =====================================================
 
 Keys of generation g - 1 are deleted once g is released.
@@ -223,7 +224,8 @@ class ControlPlane:
             self.released = max(self.released, generation)
             self._released.notify_all()
         self._forget(generation - 1)
-        return True
+        # The farewell of a rank that closed meanwhile went to a key that was read already.
+        return not self._closing
 
     def _settle(self, generation: int) -> None:
         """Wait until an optimizer step that has already begun is committed."""
@@ -240,6 +242,10 @@ class ControlPlane:
         if self._rank == 0:
             self._served.delete_key(f"done/{generation}")
             self._served.delete_key(f"verdict/{generation}")
+            # Named by the backend, so they are looked up; torch before 2.9 cannot.
+            for key in getattr(self._served, "list_keys", list)():
+                if key.startswith(f"rendezvous/{generation}/"):
+                    self._served.delete_key(key)
 
     def _die(self, reason: str) -> None:
         """End this process: its training thread may be blocked and cannot be asked."""

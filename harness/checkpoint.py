@@ -9,6 +9,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from harness.records import write_json
@@ -87,15 +88,22 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def restore(job: TrainingJob, checkpoint: Path) -> None:
-    """Load `checkpoint` into `job` and prove that it is what was saved.
+    """Load `checkpoint` into `job` and prove that it is what was saved; all ranks call this.
 
     Raises:
-        CheckpointError: it is incomplete, or a rank's restored state has another
-            digest than the saved one.
+        CheckpointError: it is incomplete or unreadable, or a rank's restored state
+            has another digest than the saved one. Every rank raises it.
     """
     manifest = verify(checkpoint)
     state = _state(job)
-    dcp.load(state, checkpoint_id=checkpoint)
+    try:
+        dcp.load(state, checkpoint_id=checkpoint)
+    except CheckpointException as error:  # the same on every rank; not an Exception
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(
+            f"checkpoint {checkpoint.name}: expected files that torch can read; rank {rank} found "
+            f"{type(cause).__name__}: {cause}; the checkpoint was not loaded"
+        ) from None
     set_state_dict(
         job.model,
         job.optimizer,
@@ -108,12 +116,14 @@ def restore(job: TrainingJob, checkpoint: Path) -> None:
         torch.cuda.set_rng_state(own["rng_cuda"])
     job.loader.load_state_dict({"cursor": int(own["cursor"])})
     job.frontier = manifest.update
-    expected, found = manifest.roots[dist.get_rank()], job.digest().root
-    if found != expected:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.name}: rank {dist.get_rank()} restored a state with digest "
-            f"{found}; expected {expected}, the one that was saved"
-        )
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, job.digest().root)
+    for rank, (root, expected) in enumerate(zip(found, manifest.roots, strict=True)):
+        if root != expected:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name}: rank {rank} restored a state with digest "
+                f"{root}; expected {expected}, the one that was saved"
+            )
 
 
 def _own_key() -> str:

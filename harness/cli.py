@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -284,6 +285,8 @@ def _title(spec: Any) -> str:
 def main() -> None:
     """Entry point of the console script."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # torch says so where NVRx brought pynvml along, and an error is to be one line.
+    warnings.filterwarnings("ignore", "The pynvml package is deprecated", FutureWarning)
     signal.signal(signal.SIGTERM, _terminated)
     app()
 

@@ -174,7 +174,9 @@ def _describe(
 
 def _contender(entry: Entry, reason: str, spec: Spec, platform: Platform) -> Contender:
     strategy = entry.strategy
-    settings = strategy.settings(spec.timeouts, num_faults=len(spec.schedule.faults))
+    settings = strategy.settings(
+        spec.timeouts, num_faults=len(spec.schedule.faults), backend=platform.backend
+    )
     return Contender(
         name=strategy.name,
         summary=strategy.summary,

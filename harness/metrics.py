@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from harness.records import Ledger, References
 from harness.timeline import Timeline
 from harness.workload.ledger import ledger
@@ -112,21 +114,23 @@ def critical_rank(timeline: Timeline) -> int:
 
 
 def shares(timeline: Timeline) -> dict[str, float]:
-    """Divide the run's wall time, on its critical rank; the shares add up to 1.
+    """Divide the run's wall time, launch to finish, on its critical rank; they add up to 1.
+
+    A run that did not finish is divided to its end.
 
     start-up      launch to the first update
     productive    updates executed for the first time, begin to commit
     replay        updates executed again
     detection     fault to notice
     recovery      notice to the next update's beginning, whichever update that is
-    other         digests, loss logging, an update that was cut short, teardown
+    other         digests, loss logging, an update that was cut short
     """
-    launch, end = timeline.launch, timeline.end
+    launch = timeline.launch
+    end = timeline.end if timeline.finish is None else timeline.finish
     if launch is None or end is None or end <= launch:
         return {}
     rank = critical_rank(timeline)
-    others = [event for event in timeline.select("fault") if event.rank != rank]
-    events = sorted([*timeline.of_rank(rank), *others], key=lambda event: event.t)
+    events = [event for event in _with_faults(timeline, rank) if event.t <= end]
     totals = dict.fromkeys(SHARES, 0.0)
     share, since, reached = "start-up", launch, 0
     for place, event in enumerate(events):
@@ -139,6 +143,21 @@ def shares(timeline: Timeline) -> dict[str, float]:
         share, since = entered, event.t
     totals[share] += end - since
     return {name: seconds / (end - launch) for name, seconds in totals.items()}
+
+
+def _with_faults(timeline: Timeline, rank: int) -> list[Event]:
+    """Events of `rank`, and the faults of others at the moment from which they concern it.
+
+    The absent rank may have committed a little earlier than this one.
+    """
+    own = timeline.of_rank(rank)
+    faults = []
+    for fault in timeline.select("fault"):
+        if fault.rank != rank:
+            commits = timeline.select("commit", update=fault.update, rank=rank)
+            moment = max(fault.t, commits[0].t if commits else fault.t)
+            faults.append(msgspec.structs.replace(fault, t=moment))
+    return sorted([*own, *faults], key=lambda event: event.t)
 
 
 def _share_entered(event: Event, following: Sequence[Event], reached: int) -> str | None:
@@ -167,17 +186,18 @@ def _share_of_update(begin: Event, following: Sequence[Event], reached: int) -> 
 def phases_ms(timeline: Timeline) -> dict[str, float]:
     """Milliseconds of every phase between the last notice and the commit of the next update.
 
-    Phases that the strategy timed itself are the slowest rank's. Those of a
-    restart are cut at the moments when the last rank had reached each step, so
-    that they add up.
+    Phases that the strategy timed itself are those of the rank that took longest
+    in all. Those of a restart are cut at the moments when the last rank had
+    reached each step. Either way they add up.
     """
     notice, resumed = timeline.last_notice, timeline.resumed()
     if notice is None or resumed is None or timeline.fault is None:
         return {}
-    found: dict[str, float] = {}
+    timed: dict[int | None, dict[str, float]] = {}
     for event in timeline.select("phase"):
         if event.phase is not None and event.ms is not None and event.t <= resumed:
-            found[event.phase] = max(found.get(event.phase, 0.0), event.ms)
+            timed.setdefault(event.rank, {})[event.phase] = event.ms
+    found = max(timed.values(), key=lambda phases: sum(phases.values()), default={})
     if not found:
         found = _restart_phases(timeline, since=notice, until=resumed)
     else:
@@ -206,12 +226,23 @@ def _restart_phases(timeline: Timeline, *, since: float, until: float) -> dict[s
 
 
 def repair_ms(timeline: Timeline) -> float | None:
-    """Guard to release, slowest rank; None where the strategy has no such phases."""
+    """From the last member's guard to the last member's release; None without such phases.
+
+    What an earlier member waits for the others to have their notice is detection.
+    """
     totals: dict[int, float] = {}
     for event in timeline.select("phase"):
         if event.phase in REPAIR_PHASES and event.rank is not None and event.generation == 1:
             totals[event.rank] = totals.get(event.rank, 0.0) + (event.ms or 0.0)
-    return max(totals.values()) if totals else None
+    begun = {
+        rank: timeline.select("recover", rank=rank)[0].t
+        for rank in totals
+        if timeline.select("recover", rank=rank)
+    }
+    if not totals or len(begun) != len(totals):
+        return None
+    released = max(begun[rank] + ms / 1e3 for rank, ms in totals.items())
+    return (released - max(begun.values())) * 1e3
 
 
 def floor_ms(timeline: Timeline) -> float | None:

@@ -96,7 +96,9 @@ def _run(
     faulted: bool,
     control: bool = False,
 ) -> RunSpec:
-    settings = strategy.settings(spec.timeouts, num_faults=len(spec.schedule.faults))
+    settings = strategy.settings(
+        spec.timeouts, num_faults=len(spec.schedule.faults), backend=backend
+    )
     return RunSpec(
         name=f"{block}-{label}",
         strategy=strategy.name,

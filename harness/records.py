@@ -165,6 +165,9 @@ class RunSummary(msgspec.Struct, kw_only=True):
     replayed_updates: int
     discarded_updates: int
     wall_s: float | None = None
+    """Launch until the slowest rank has reached the target frontier and written its results."""
+    teardown_s: float | None = None
+    """From there until every process has ended."""
     update_s: float | None = None
     """Median time of an update that was neither hit by the fault nor first after a start."""
     goodput_tokens_s: float | None = None

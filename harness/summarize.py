@@ -171,8 +171,10 @@ def _times(timeline: Timeline, *, reached: bool) -> dict[str, Any]:
         "shares": shares,
         "runtime_goodput": shares.get("productive") if reached else None,
     }
-    if timeline.launch is not None and timeline.end is not None and reached:
-        times["wall_s"] = timeline.end - timeline.launch
+    if timeline.launch is not None and timeline.finish is not None and reached:
+        times["wall_s"] = timeline.finish - timeline.launch
+        if timeline.end is not None:
+            times["teardown_s"] = timeline.end - timeline.finish
         times["goodput_tokens_s"] = metrics.tokens_committed(timeline) / times["wall_s"]
     if timeline.fault is None or timeline.launch is None:
         return times

@@ -58,6 +58,11 @@ class Timeline:
         found = self.select("end")
         return found[-1].t if found else None
 
+    @property
+    def finish(self) -> float | None:
+        """When the last rank had reached the target frontier and written its results."""
+        return self.slowest(self.select("finish"))
+
     @functools.cached_property
     def fault(self) -> Event | None:
         """The first planned fault that fired."""

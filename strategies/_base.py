@@ -143,7 +143,6 @@ class Attempt:
     """Gives a new client of the store that the supervisor hosts."""
     store_address: tuple[str, int]
     """Host and port of that store."""
-    previous_rank: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +154,22 @@ class Failure:
     group: ProcessGroup | None
     """The group whose collective failed; None where that is not known."""
     error: BaseException
+
+
+def raising_environment(backend: str) -> dict[str, str]:
+    """Environment in which a collective that times out raises in the thread that waits for it.
+
+    Gloo does so by itself. NCCL's watchdog ends the process unless told otherwise, and only a
+    blocking wait raises; what that costs is part of a contender's overhead.
+    """
+    if backend != "nccl":
+        return {}
+    return {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "NCCL_NVLS_ENABLE": "0",
+    }
 
 
 def root_cause(error: BaseException) -> str:
@@ -196,8 +211,6 @@ class Strategy:
     """The package that does the work, as `pip` names it; None for torch alone."""
     expected: ClassVar[str] = "pass"
     """The verdict that a faulted run of this contender should get."""
-    replays: ClassVar[bool] = False
-    """Whether recovery goes through a checkpoint and replays."""
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
     """Settings that were tried, by name. The first is the one that comparisons use."""
 
@@ -221,14 +234,25 @@ class Strategy:
         """Say whether this contender can run on `platform`; never raises."""
         distribution = self.distribution or "torch"
         try:
-            return Availability(available=True, version=importlib.metadata.version(distribution))
+            version = importlib.metadata.version(distribution)
+            prefix = "" if self.distribution else "torch "
+            return Availability(available=True, version=prefix + version)
         except importlib.metadata.PackageNotFoundError:
             return Availability(available=False, reason=f"package {distribution} is not installed")
 
-    def settings(self, timeouts: Timeouts, *, num_faults: int) -> Settings:
-        """Return what this contender needs to be at its best."""
+    def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
+        """Return what this contender needs to be at its best.
+
+        Args:
+            timeouts: the deadlines that were asked for.
+            num_faults: how many faults are planned.
+            backend: `gloo` or `nccl`.
+        """
         return Settings(
-            group_timeout=timeouts.group, shard_timeout=timeouts.world, options=self.options
+            environment=raising_environment(backend),
+            group_timeout=timeouts.group,
+            shard_timeout=timeouts.world,
+            options=self.options,
         )
 
     # -- in a rank -----------------------------------------------------------

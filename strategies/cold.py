@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strategies._base import Outcome, Settings, Strategy
+from strategies._base import Outcome, Settings, Strategy, raising_environment
 
 if TYPE_CHECKING:
     from strategies._base import Failure, Job, Timeouts
@@ -15,16 +15,16 @@ class Cold(Strategy):
 
     name = "cold"
     summary = "torchrun restarts every rank, the last DCP checkpoint is loaded, updates replay"
-    replays = True
     variants = {
         "monitor-0.1s": {"monitor_interval": 0.1},
         "monitor-0.02s": {"monitor_interval": 0.02},
         "monitor-1s": {"monitor_interval": 1.0},
     }
 
-    def settings(self, timeouts: Timeouts, *, num_faults: int) -> Settings:
+    def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
         """Allow one restart per planned fault."""
         return Settings(
+            environment=raising_environment(backend),
             max_restarts=num_faults,
             group_timeout=timeouts.group,
             shard_timeout=timeouts.world,

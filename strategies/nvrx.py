@@ -8,7 +8,7 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from strategies._base import Outcome, Settings, Strategy
+from strategies._base import Outcome, Settings, Strategy, raising_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,6 @@ class Nvrx(Strategy):
     name = "nvrx"
     summary = "NVRx inprocess.Wrapper restarts in process, the last DCP checkpoint is loaded"
     distribution = "nvidia-resiliency-ext"
-    replays = True
     variants = {
         "fast, shards bounded": {"intervals": _FAST, "bound_shards": True},
         "fast, shards bounded, monitor thread 0.25 s": {
@@ -50,7 +49,7 @@ class Nvrx(Strategy):
         "fast": {"intervals": _FAST, "bound_shards": False},
     }
 
-    def settings(self, timeouts: Timeouts, *, num_faults: int) -> Settings:
+    def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
         """Take the deadlines from `timeouts`, the intervals from the variant."""
         bounded = self.options["bound_shards"]
         intervals = {
@@ -63,6 +62,7 @@ class Nvrx(Strategy):
         if intervals.get("heartbeat_timeout", 30.0) >= timeouts.barrier:
             intervals["heartbeat_timeout"] = timeouts.barrier / 2
         return Settings(
+            environment=raising_environment(backend),
             group_timeout=timeouts.group,
             shard_timeout=timeouts.group if bounded else timeouts.world,
             options={"intervals": intervals, "max_iterations": num_faults + 1},

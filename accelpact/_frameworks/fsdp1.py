@@ -51,7 +51,8 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:
             if holder is None or id(holder) in seen:
                 continue
             seen.add(id(holder))
-            if getattr(holder, "process_group", None) is not None:
+            # May still be None: the execution order gets its group in the first forward pass.
+            if hasattr(holder, "process_group"):
                 yield Reference(holder, "process_group", f"{path}.{part}.process_group")
 
 

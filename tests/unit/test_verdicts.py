@@ -1,0 +1,413 @@
+"""What a run is worth, and how far its state is from the reference's."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from harness import drift, verdicts
+from harness.records import Digests, Drift, FaultRecord, Ledger, read_lines
+from tests.unit import logs
+from tests.unit.logs import Log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness.verdicts import Judgement
+
+FAULT = logs.SCHEDULE.faults[0]
+EQUAL = Drift(level="bitwise", equal=True, ranks_equal=4, ranks=4)
+DIFFERS = Drift(level="differs", equal=False, ranks_equal=3, ranks=4, first_update=4)
+NOT_COMPARED = Drift(level="not_compared", equal=None, ranks=4)
+
+
+def judge(log: Log, *, strategy: str = "cold", **changes: Any) -> Judgement:
+    """Judge a run that went as it should; `changes` replace arguments."""
+    spec = logs.run_spec(strategy)
+    timeline = log.timeline()
+    arguments: dict[str, Any] = {
+        "drift": EQUAL,
+        "ledger": Ledger(missing=0, duplicated=0),
+        "faults": [verdicts.evidence(timeline, FAULT, run=spec.name)] if spec.faulted else [],
+        "reference_deterministic": True,
+    }
+    return verdicts.judge(spec, timeline, **{**arguments, **changes})
+
+
+def lacking(log: Log, *events: str, after: float = 0.0) -> Log:
+    """`log` without those events, and without anything later than `after` if that is given."""
+    log.events = [
+        event
+        for event in log.events
+        if event.event not in events and (not after or event.t - logs.CLOCK <= after)
+    ]
+    return log
+
+
+class TestEvidence:
+    """Whether a planned fault fired."""
+
+    def test_absent_and_failed(self) -> None:
+        """A rank stayed away and its peer failed for it, and the record says when and how."""
+        found = verdicts.evidence(logs.repaired().timeline(), FAULT, run="0-cold")
+
+        assert (
+            FaultRecord(
+                run="0-cold",
+                planned="absent@boundary:3",
+                fired=True,
+                evidence="rank 3 stayed away after update 3; rank 1 failed after 3.00 s: "
+                "RuntimeError: timed out",
+            )
+            == found
+        )
+
+    def test_nobody_stayed_away(self) -> None:
+        """A failure without an absent rank is no evidence of the planned fault."""
+        found = verdicts.evidence(lacking(logs.repaired(), "fault").timeline(), FAULT, run="r")
+
+        assert not found.fired
+        assert "no rank stayed away" == found.evidence
+
+    def test_nobody_failed(self) -> None:
+        """A rank that stayed away from nothing broke nothing."""
+        found = verdicts.evidence(lacking(logs.repaired(), "failure").timeline(), FAULT, run="r")
+
+        assert not found.fired
+        assert "rank 3 stayed away, and no peer's collective failed" == found.evidence
+
+    @pytest.mark.parametrize(
+        ("rank", "t", "update"),
+        [(logs.ABSENT, 13.5, 3), (logs.PEER, 10.0, 3), (logs.PEER, 13.5, 2)],
+    )
+    def test_other_failures_do_not_count(self, rank: int, t: float, update: int) -> None:
+        """The absent rank's own failure, an earlier one and another update's prove nothing."""
+        log = lacking(logs.repaired(), "failure").add(t, "failure", rank, update=update, error="x")
+
+        assert not verdicts.evidence(log.timeline(), FAULT, run="r").fired
+
+
+class TestJudge:
+    """One run, one verdict."""
+
+    @pytest.mark.parametrize("make", [logs.repaired, logs.restarted])
+    def test_pass(self, make: Any) -> None:
+        """Recovered, frontier reached, bitwise equal: a pass needs no reason."""
+        assert verdicts.Judgement(verdict="pass", reason="") == judge(make())
+
+    @pytest.mark.parametrize("event", ["fault", "failure"])
+    def test_fault_that_never_fired_is_invalid(self, event: str) -> None:
+        """However well it ended, a run without its fault shows nothing."""
+        found = judge(lacking(logs.repaired(), event))
+
+        assert "invalid" == found.verdict
+        assert "the fault did not fire: absent@boundary:3" == found.reason
+
+    def test_one_of_two_faults_did_not_fire(self) -> None:
+        """Every planned fault must fire; those that did not are named."""
+        fired = FaultRecord(run="r", planned="absent@boundary:3", fired=True, evidence="")
+        silent = FaultRecord(run="r", planned="absent@boundary:4", fired=False, evidence="")
+        found = judge(logs.repaired(), faults=[fired, silent])
+
+        assert "invalid" == found.verdict
+        assert "the fault did not fire: absent@boundary:4" == found.reason
+
+    def test_not_bitwise_is_fail(self) -> None:
+        """One rank that differs is enough, and the reason says since when."""
+        found = judge(logs.repaired(), drift=DIFFERS)
+
+        assert "fail" == found.verdict
+        assert "from update 4 on; 3 of 4 ranks equal" in found.reason
+
+    def test_control_pair_differs(self) -> None:
+        """Contenders of that block are invalid, equal to one reference or not."""
+        for found in (
+            judge(logs.repaired(), reference_deterministic=False),
+            judge(logs.repaired(), reference_deterministic=False, drift=DIFFERS),
+        ):
+            assert "invalid" == found.verdict
+            assert "the reference is not deterministic" == found.reason
+
+    def test_reference_that_differs_from_its_control_fails(self) -> None:
+        """The pair itself is held to being equal."""
+        found = judge(
+            logs.uninterrupted(),
+            strategy="reference",
+            drift=DIFFERS,
+            reference_deterministic=False,
+        )
+
+        assert "fail" == found.verdict
+        assert found.reason.startswith("state differs from the reference")
+
+    def test_reference_that_equals_its_control_passes(self) -> None:
+        """A deterministic pair is two passes."""
+        assert "pass" == judge(logs.uninterrupted(), strategy="reference").verdict
+
+    @pytest.mark.parametrize(
+        ("missing", "duplicated", "reason"),
+        [
+            (2, 0, "data ledger: 2 samples missing, 0 duplicated"),
+            (0, 1, "data ledger: 0 samples missing, 1 duplicated"),
+        ],
+    )
+    def test_ledger_that_does_not_balance_is_fail(
+        self, missing: int, duplicated: int, reason: str
+    ) -> None:
+        """A sample that is missing or served twice fails a run whose state is equal."""
+        found = judge(logs.repaired(), ledger=Ledger(missing=missing, duplicated=duplicated))
+
+        assert verdicts.Judgement(verdict="fail", reason=reason) == found
+
+    @pytest.mark.parametrize(
+        "changes", [{"drift": NOT_COMPARED}, {"reference_deterministic": None}]
+    )
+    def test_without_a_pair_of_references_is_unknown(self, changes: dict[str, Any]) -> None:
+        """There is no verdict on a state that nothing could be held against."""
+        found = judge(logs.repaired(), **changes)
+
+        assert "unknown" == found.verdict
+        assert "no complete pair of references in this block" == found.reason
+
+    def test_ended_without_a_record_is_unknown(self) -> None:
+        """A run that just ended, with nothing that says why, is no fail."""
+        found = judge(lacking(logs.uninterrupted(), "finish", after=12), faults=[])
+
+        assert "unknown" == found.verdict
+        assert "the run ended without a record of its outcome" == found.reason
+
+    def test_one_rank_that_did_not_finish(self) -> None:
+        """The frontier is reached by all ranks or not at all."""
+        log = logs.uninterrupted()
+        log.events.remove(log.timeline().select("finish", rank=2)[0])
+
+        assert "unknown" == judge(log, faults=[]).verdict
+
+    def test_failure_after_the_repair_is_fail(self) -> None:
+        """The failure that counts is the one the contender was to prevent, not the fault's own."""
+        log = lacking(logs.repaired(), after=14.2)
+        log.add(14.5, "failure", 0, update=4, error="RuntimeError: no such group")
+        found = judge(log, strategy="comm_only")
+
+        assert "fail" == found.verdict
+        assert "rank 0 failed in update 4: RuntimeError: no such group" == found.reason
+
+    def test_failure_that_nobody_survived_is_fail(self) -> None:
+        """A run that ends at the fault itself gives that as the reason."""
+        found = judge(lacking(logs.repaired(), after=13.7))
+
+        assert "fail" == found.verdict
+        assert "rank 1 failed in update 3: RuntimeError: timed out" == found.reason
+
+    def test_failure_outside_updates(self) -> None:
+        """A rank that failed before training has no update to name."""
+        log = Log().add(2, "failure", 3, error="ImportError: torch")
+        found = judge(log, faults=[])
+
+        assert "fail" == found.verdict
+        assert "rank 3 failed: ImportError: torch" == found.reason
+
+    def test_rejected_and_then_bitwise(self) -> None:
+        """A refusal that the supervisor's restart made good is a rejection, not a pass."""
+        log = logs.restarted().add(13.7, "reject", logs.PEER, reason="uncommitted boundary")
+        found = judge(log, strategy="accelpact")
+
+        assert "rejected" == found.verdict
+        assert "uncommitted boundary" == found.reason
+
+    def test_rejected_and_then_wrong(self) -> None:
+        """A refusal does not excuse a wrong state."""
+        log = logs.restarted().add(13.7, "reject", logs.PEER, reason="uncommitted boundary")
+
+        assert "fail" == judge(log, strategy="accelpact", drift=DIFFERS).verdict
+
+    def test_rejected_and_never_restarted(self) -> None:
+        """A refusal after which nobody reached the frontier is a fail, for the refusal's reason."""
+        log = lacking(logs.repaired(), after=13.7).add(13.8, "reject", 1, reason="no quorum")
+
+        assert verdicts.Judgement(verdict="fail", reason="no quorum") == judge(log)
+
+
+class TestCompare:
+    """Digests against the reference's."""
+
+    def compare(self, own: list[Digests], *, reference: Log | None = None, **changes: Any) -> Drift:
+        reference_digests = logs.digests(reference or logs.uninterrupted())
+        return drift.compare(own, reference_digests, frontier=5, world_size=4, **changes)
+
+    @pytest.mark.parametrize("make", [logs.uninterrupted, logs.repaired, logs.restarted])
+    def test_equal_everywhere_is_bitwise(self, make: Any) -> None:
+        """Every update of every rank has the reference's root."""
+        found = self.compare(logs.digests(make()))
+
+        assert Drift(
+            level="bitwise", equal=True, ranks_equal=4, ranks=4, max_abs=0.0, l2=0.0
+        ) == found  # fmt: skip
+
+    def test_one_rank_at_the_frontier(self) -> None:
+        """One rank whose last root differs makes the run differ, and its tensors are named."""
+        own = [*logs.digests(logs.uninterrupted()), logs.digest(5, 2, weights="v")]
+        found = self.compare(own)
+
+        assert ("differs", False, 3, 5) == (
+            found.level,
+            found.equal,
+            found.ranks_equal,
+            found.first_update,
+        )
+        assert ["rank 2: weights/a"] == found.tensors
+
+    def test_every_common_update_counts(self) -> None:
+        """A state that went astray and came back is not bitwise equal."""
+        own = [*logs.digests(logs.uninterrupted()), logs.digest(2, 1, weights="v")]
+        found = self.compare(own)
+
+        assert "differs" == found.level
+        assert found.equal is False
+        assert (4, 2) == (found.ranks_equal, found.first_update)
+
+    def test_the_last_time_counts(self) -> None:
+        """An update that was replayed is judged by what the replay gave."""
+        own = logs.digests(logs.restarted())
+        strayed = [logs.digest(3, rank, weights="v") for rank in logs.RANKS]
+
+        assert "bitwise" == self.compare([*strayed, *own]).level
+        assert "differs" == self.compare([*own, *strayed]).level
+
+    @pytest.mark.parametrize("side", ["own", "reference"])
+    def test_rank_missing_at_the_frontier_is_not_compared(self, side: str) -> None:
+        """Without the last state of every rank of both runs there is no answer."""
+        whole = logs.digests(logs.uninterrupted())
+        part = [each for each in whole if (each.update, each.rank) != (5, 3)]
+        own, reference = (part, whole) if side == "own" else (whole, part)
+
+        assert Drift(level="not_compared", equal=None, ranks=4) == drift.compare(
+            own, reference, frontier=5, world_size=4
+        )
+
+    def test_tensor_that_one_side_lacks(self) -> None:
+        """A missing tensor is a difference and has a name."""
+        record = logs.digest(5, 0, weights="v")
+        record.tensors = {"moments/a": "m0.5", "extra": "1"}
+        found = self.compare([*logs.digests(logs.uninterrupted()), record])
+
+        assert ["rank 0: extra", "rank 0: weights/a"] == found.tensors
+
+    def test_names_are_bounded(self) -> None:
+        """Of very many tensors that differ 20 are named."""
+        record = logs.digest(5, 0, weights="v")
+        record.tensors = {f"t{number}": "x" for number in range(50)}
+        found = self.compare([*logs.digests(logs.uninterrupted()), record])
+
+        assert 20 == len(found.tensors)
+
+    def test_numbers_only_where_states_differ(self) -> None:
+        """Measured differences are reported where digests differ; equal digests mean 0."""
+        own = logs.digests(logs.uninterrupted())
+        strayed = [*own, logs.digest(5, 2, weights="v")]
+        equal, differing = (
+            self.compare(each, numbers=(0.25, 1.5)) for each in (own, strayed)
+        )  # fmt: skip
+        unmeasured = self.compare(strayed)
+
+        assert (0.0, 0.0) == (equal.max_abs, equal.l2)
+        assert (0.25, 1.5) == (differing.max_abs, differing.l2)
+        assert (None, None) == (unmeasured.max_abs, unmeasured.l2)
+
+
+class TestPrune:
+    """Digests per tensor are kept where they say something."""
+
+    def test_keeps_the_frontier_and_what_differs(self, tmp_path: Path) -> None:
+        """Equal roots before the frontier lose their tensors; no root is lost."""
+        path = tmp_path / "digests.jsonl"
+        reference = logs.digests(logs.uninterrupted())
+        own = [
+            logs.digest(3, 0, weights="v") if (each.update, each.rank) == (3, 0) else each
+            for each in reference
+        ]
+        logs.write_lines(path, own)
+        drift.prune(path, reference, frontier=5)
+        kept = read_lines(path, Digests)
+
+        assert [each.root for each in own] == [each.root for each in kept]
+        assert {(3, 0), (5, 0), (5, 1), (5, 2), (5, 3)} == {
+            (each.update, each.rank) for each in kept if each.tensors
+        }
+        assert "differs" == drift.compare(kept, reference, frontier=5, world_size=4).level
+
+    def test_keeps_what_the_reference_lacks(self, tmp_path: Path) -> None:
+        """Where there is nothing to compare with, nothing is dropped."""
+        path = tmp_path / "digests.jsonl"
+        logs.write_lines(path, [logs.digest(2, 0)])
+        drift.prune(path, [], frontier=5)
+
+        assert [logs.digest(2, 0)] == read_lines(path, Digests)
+
+
+class TestNumbers:
+    """Differences of final tensors, in numbers."""
+
+    @staticmethod
+    def save(folder: Path, states: list[dict[str, Any]]) -> Path:
+        folder.mkdir()
+        for rank, state in enumerate(states):
+            drift.save_state(state, folder, rank=rank)
+        return folder
+
+    def test_by_hand(self, tmp_path: Path) -> None:
+        """The largest difference of any rank, and the norm over all of them."""
+        own = self.save(
+            tmp_path / "own", [{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([5.0])}]
+        )
+        reference = self.save(
+            tmp_path / "reference", [{"w": torch.tensor([1.0, 5.0])}, {"w": torch.tensor([1.0])}]
+        )
+
+        assert (4.0, 5.0) == drift.measure_numbers(own, reference, world_size=2)
+
+    def test_whole_numbers_are_left_out(self, tmp_path: Path) -> None:
+        """Step counts and random states have digests, not distances."""
+        own, reference = (
+            self.save(tmp_path / name, [{"w": torch.zeros(2), "n": torch.tensor([n]), "cursor": n}])
+            for name, n in (("own", 1), ("reference", 9))
+        )
+
+        assert (0.0, 0.0) == drift.measure_numbers(own, reference, world_size=1)
+
+    def test_not_a_number_does_not_pass_for_equal(self, tmp_path: Path) -> None:
+        """A NaN in one tensor of one rank makes both figures NaN, whatever follows it."""
+        states = [{"a": torch.ones(2), "b": torch.ones(2)} for _ in range(2)]
+        reference = self.save(tmp_path / "reference", states)
+        states[0]["a"] = torch.tensor([math.nan, 1.0])
+        own = self.save(tmp_path / "own", states)
+        found = drift.measure_numbers(own, reference, world_size=2)
+
+        assert found is not None
+        assert [True, True] == [math.isnan(figure) for figure in found]
+
+    def test_none_without_every_rank(self, tmp_path: Path) -> None:
+        """A rank that kept no tensors leaves nothing to say about the run."""
+        own = self.save(tmp_path / "own", [{"w": torch.zeros(2)}])
+        reference = self.save(tmp_path / "reference", [{"w": torch.zeros(2)}] * 2)
+
+        assert drift.measure_numbers(own, reference, world_size=2) is None
+
+    def test_none_for_other_shapes(self, tmp_path: Path) -> None:
+        """Tensors of other shapes have no difference, not a broadcast one."""
+        own = self.save(tmp_path / "own", [{"w": torch.zeros(2)}])
+        reference = self.save(tmp_path / "reference", [{"w": torch.zeros(1)}])
+
+        assert drift.measure_numbers(own, reference, world_size=1) is None
+
+    def test_large_states_are_not_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Beyond the limit a rank keeps nothing."""
+        monkeypatch.setattr(drift, "STATE_LIMIT_BYTES", 7)
+        own = self.save(tmp_path / "own", [{"w": torch.zeros(2)}])
+
+        assert [] == list(own.iterdir())
