@@ -95,6 +95,11 @@ def restore(job: TrainingJob, checkpoint: Path) -> None:
             has another digest than the saved one. Every rank raises it.
     """
     manifest = verify(checkpoint)
+    if len(manifest.roots) != dist.get_world_size():
+        raise CheckpointError(
+            f"checkpoint {checkpoint.name}: expected one of {dist.get_world_size()} ranks; found "
+            f"{len(manifest.roots)}; it was not loaded"
+        )
     state = _state(job)
     try:
         dcp.load(state, checkpoint_id=checkpoint)

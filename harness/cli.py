@@ -45,6 +45,8 @@ def guarded(command: F) -> F:
             _fail(str(error), EXIT_USAGE)
         except CannotRunHere as error:
             _fail(str(error), EXIT_ENVIRONMENT)
+        except OSError as error:
+            _fail(f"the machine refused: {error}", EXIT_ENVIRONMENT)
         except KeyboardInterrupt:
             _fail("interrupted; every process is ended, records so far are kept", EXIT_INTERRUPTED)
 
@@ -77,6 +79,7 @@ def compare(  # noqa: PLR0917  typer reads the options off the signature
     soft_timeout: options.SoftTimeout = 10.0,
     hard_timeout: options.HardTimeout = 20.0,
     barrier_timeout: options.BarrierTimeout = 30.0,
+    world_timeout: options.WorldTimeout = 60.0,
     out: options.Out = None,
 ) -> None:
     """Run the contenders on one workload and write a report.
@@ -108,6 +111,7 @@ def run(  # noqa: PLR0917  as above
     soft_timeout: options.SoftTimeout = 10.0,
     hard_timeout: options.HardTimeout = 20.0,
     barrier_timeout: options.BarrierTimeout = 30.0,
+    world_timeout: options.WorldTimeout = 60.0,
     out: options.Out = None,
 ) -> None:
     """Run one contender, with the references it is judged by.

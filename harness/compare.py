@@ -70,7 +70,7 @@ def run(
         for block in blocks:
             _run_block(block, folder, progress)
     write_json(folder / COMPARISON, dataclasses.replace(described, complete=True))
-    redact(folder)
+    redact(folder)  # runs are redacted as they end
     return finish(folder)
 
 
@@ -155,7 +155,6 @@ def _describe(
 ) -> Comparison:
     workload = find_workload(spec.workload)
     data = Corpus.load(spec.data).record(workload.seq_len)
-    reasons = {entry.label: answer.reason for entry, answer in unable}
     return Comparison(
         schema_version=SCHEMA_VERSION,
         title=title,
@@ -165,14 +164,17 @@ def _describe(
             "model": dataclasses.asdict(workload),
         },
         contenders=[
-            _contender(entry, reasons.get(entry.label, ""), spec, platform)
-            for entry in [*able, *(entry for entry, _ in unable)]
+            *(
+                _contender(entry, entry.strategy.availability(platform), spec, platform)
+                for entry in able
+            ),
+            *(_contender(entry, answer, spec, platform) for entry, answer in unable),
         ],
         complete=False,
     )
 
 
-def _contender(entry: Entry, reason: str, spec: Spec, platform: Platform) -> Contender:
+def _contender(entry: Entry, answer: Availability, spec: Spec, platform: Platform) -> Contender:
     strategy = entry.strategy
     settings = strategy.settings(
         spec.timeouts, num_faults=len(spec.schedule.faults), backend=platform.backend
@@ -180,9 +182,9 @@ def _contender(entry: Entry, reason: str, spec: Spec, platform: Platform) -> Con
     return Contender(
         name=strategy.name,
         summary=strategy.summary,
-        available=not reason,
-        reason=reason,
-        version=strategy.availability(platform).version,
+        available=answer.available,
+        reason=answer.reason,
+        version=answer.version,
         variant=strategy.variant,
         settings=msgspec.to_builtins(settings),
         integration_lines=integration_lines(type(strategy)),

@@ -41,6 +41,7 @@ GroupTimeout = Annotated[float, typer.Option(help="Seconds; replicate groups.")]
 SoftTimeout = Annotated[float, typer.Option(help="Seconds; in-process restart interrupts.")]
 HardTimeout = Annotated[float, typer.Option(help="Seconds; in-process restart ends a rank.")]
 BarrierTimeout = Annotated[float, typer.Option(help="Seconds; restarting ranks wait.")]
+WorldTimeout = Annotated[float, typer.Option(help="Seconds; shard groups and all others.")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the records; default a new one in reports/.")
 ]
@@ -65,12 +66,15 @@ def make_spec(
     soft_timeout: float = 10.0,
     hard_timeout: float = 20.0,
     barrier_timeout: float = 30.0,
+    world_timeout: float = 60.0,
 ) -> Spec:
     """Make a Spec and check it against workload and data.
 
     Raises:
         SpecError: names the first option that is wrong.
     """
+    if data == "":
+        raise SpecError("data: expected a text file or a folder; found an empty name")
     base = PRESETS[choose("preset", preset, PRESETS)]
     chosen = find_workload(workload)
     schedule = Schedule(
@@ -94,7 +98,11 @@ def make_spec(
         seed=seed,
         data=None if data is None else str(Path(data).resolve()),
         timeouts=Timeouts(
-            group=group_timeout, soft=soft_timeout, hard=hard_timeout, barrier=barrier_timeout
+            group=group_timeout,
+            soft=soft_timeout,
+            hard=hard_timeout,
+            barrier=barrier_timeout,
+            world=world_timeout,
         ),
         blocks=1 if blocks is None else blocks,
     )

@@ -49,6 +49,10 @@ def contenders(names: Sequence[str]) -> list[Entry]:
 def variants(name: str) -> list[Entry]:
     """Make one contender once per variant that it offers, for tuning."""
     kind = strategies.find(choose("strategy", name, strategies.names()))
+    if name == REFERENCE:
+        raise SpecError(
+            f"strategy: expected a contender; found {REFERENCE}, which has nothing to tune"
+        )
     return [
         Entry(strategy=kind(variant=variant), label=f"{name}-{place}", fault_free=False)
         for place, variant in enumerate(kind.variants)

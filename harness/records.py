@@ -296,6 +296,7 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
             if number == len(lines):
                 break
             raise ValueError(
-                f"{path.name}, line {number}: expected a {kind.__name__} record; {error}"
+                f"{path.parent.name}/{path.name}, line {number}: "
+                f"expected a {kind.__name__} record; {error}"
             ) from None
     return records

@@ -11,6 +11,7 @@ import site
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -39,10 +40,20 @@ def _host() -> re.Pattern[str]:
     return re.compile(rf'(?<![\w-])(?:(?<!"){name}|{name}(?!"))(?![\w-])')
 
 
-def redact(folder: Path) -> None:
-    """Rewrite every text record in `folder` in place; also the folder's own path."""
+def redact(folder: Path, *, also: Mapping[str, str] | None = None) -> None:
+    """Rewrite every text record in `folder` in place.
+
+    Args:
+        folder: its own path is replaced as well.
+        also: further text to replace, and by what.
+    """
     host = _host()
-    names = [(str(folder.resolve()), "<run>"), (str(folder), "<run>"), *_names()]
+    names = [
+        *(also or {}).items(),
+        (str(folder.resolve()), "<run>"),
+        (str(folder), "<run>"),
+        *_names(),
+    ]
     for path in sorted([*folder.glob("*.log"), *folder.glob("*.json"), *folder.glob("*.jsonl")]):
         text = path.read_text(errors="backslashreplace")
         cleaned = text

@@ -90,7 +90,7 @@ def execute(
         recorder.close()
         del store
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        redact(folder)
+        redact(folder, also={run.spec.data: "<data>"} if run.spec.data else {})
     return status
 
 

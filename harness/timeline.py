@@ -115,5 +115,8 @@ class Timeline:
             if not commits:
                 return None
             begins = self.select("begin", update=following, rank=rank)
-            times.append(max(event.t for event in begins if event.t <= commits[0].t))
+            before = [event.t for event in begins if event.t <= commits[0].t]
+            if not before:
+                return None
+            times.append(max(before))
         return max(times)

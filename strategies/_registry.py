@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from strategies._base import Strategy
+from strategies._base import Availability, Platform, Strategy, root_cause
 
 _OWN = {
     "reference": "strategies.reference:Reference",
@@ -26,6 +24,28 @@ def names() -> list[str]:
     return [*_OWN, *sorted(point.name for point in others if point.name not in _OWN)]
 
 
+def _load(point: importlib.metadata.EntryPoint) -> type[Strategy]:
+    """Import another package's contender; one that cannot be imported is unavailable, not fatal."""
+    try:
+        loaded: type[Strategy] = point.load()
+    except Exception as error:  # noqa: BLE001  whatever it is, it is that package's
+        return unavailable(point.name, f"its package failed to load: {root_cause(error)}")
+    return loaded
+
+
+def unavailable(contender: str, reason: str) -> type[Strategy]:
+    """Make a contender that only says why it cannot run."""
+
+    class Unavailable(Strategy):
+        name = contender
+        summary = "another package's contender"
+
+        def availability(self, platform: Platform) -> Availability:
+            return Availability(available=False, reason=reason)
+
+    return Unavailable
+
+
 def find(name: str) -> type[Strategy]:
     """Return the class of contender `name`.
 
@@ -36,8 +56,7 @@ def find(name: str) -> type[Strategy]:
     if target is None:
         for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
             if point.name == name:
-                loaded: type[Strategy] = point.load()
-                return loaded
+                return _load(point)
         raise KeyError(name)
     module, _, attribute = target.partition(":")
     found: type[Strategy] = getattr(importlib.import_module(module), attribute)

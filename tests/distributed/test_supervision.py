@@ -43,7 +43,14 @@ class Comparison:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "harness", "run", "accelpact", "--out", str(folder)),
-                *("--updates", str(UPDATES), "--checkpoint-at", "1", "--fault", "absent@boundary:2"),
+                *(
+                    "--updates",
+                    str(UPDATES),
+                    "--checkpoint-at",
+                    "1",
+                    "--fault",
+                    "absent@boundary:2",
+                ),
                 *("--group-timeout", "2"),
             ],
             env={**os.environ, MARK: self.mark},

@@ -159,7 +159,7 @@ class TestReadLines:
         path.write_bytes(self.LINE * 2 + damaged + self.LINE * following)
 
         with pytest.raises(
-            ValueError, match=r"^events\.jsonl, line 3: expected a Event record; .+$"
+            ValueError, match=r"^[^/]+/events\.jsonl, line 3: expected a Event record; .+$"
         ):
             read_lines(path, Event)
 
