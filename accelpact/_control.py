@@ -4,7 +4,8 @@ While the members of a failed group repair it, every other rank sits in a
 collective of the next update and cannot come to a barrier. So each rank has a
 control thread with a store client of its own. It waits for the wake-up key of
 the next generation; when that appears it *pledges* that its rank commits
-nothing past its frontier F until the generation is released, and publishes F.
+nothing past the members' frontier F until the generation is released, and
+publishes its own frontier once that is F and no optimizer step is under way.
 The training thread is not needed for this: a blocked collective has released
 the interpreter's lock.
 
@@ -14,6 +15,7 @@ message.
 Keys, below a prefix of the job's attempt, g being the generation:
 
 ====================  =====================================================
+`claim/<g>`           the group that generation g repairs
 `wake/<g>/<rank>`     the failure notice for `rank` (or a farewell, at close)
 `frontier/<g>/<rank>` the pledge: last committed update of `rank`
 `done/<g>`            counts members whose replacement works
@@ -26,6 +28,7 @@ Keys of generation g - 1 are deleted once g is released.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -79,6 +82,7 @@ class ControlPlane:
         self.frontier = 0
         self.released = 0
         self.pledged = 0
+        self._limit = 0
         self._stepping = False
         self._closing = False
         self._rank = rank
@@ -102,7 +106,7 @@ class ControlPlane:
         pledge and waits for the release.
         """
         self._stepping = True
-        if self.pledged > self.released:
+        if self.pledged > self.released and self.frontier >= self._limit:
             self._stepping = False
             self._await_release()
             self._stepping = True
@@ -131,9 +135,41 @@ class ControlPlane:
 
     # -- the members of the failed group, during a repair ----------------------
 
+    def claim(self, group: str) -> int:
+        """Agree with the other members of `group` on the generation of its repair.
+
+        Groups that fail together are repaired one after the other: the first
+        to claim a generation has it, the others wait for its release and claim
+        the next.
+
+        Raises:
+            Rejected: `reject_deadline`, if the repair before this one is not released in time.
+        """
+        while True:
+            generation = self.released + 1
+            owner = self._main.compare_set(f"claim/{generation}", "", group).decode()
+            if owner == group:
+                return generation
+            with self._released:
+                done = self._released.wait_for(
+                    functools.partial(self._is_released, generation),
+                    self._deadline.total_seconds(),
+                )
+            if not done:
+                raise Rejected(
+                    Reason.DEADLINE,
+                    f"expected the repair of group {owner} (generation {generation}) to be "
+                    f"released within {self._deadline.total_seconds():g} s",
+                )
+
+    def _is_released(self, generation: int) -> bool:
+        return self.released >= generation
+
     def announce(self, generation: int, *, group: str, ranks: Sequence[int]) -> None:
         """Send the failure notice to all of W in one message."""
-        notice = json.dumps({"group": group, "ranks": list(ranks), "from": self._rank})
+        notice = json.dumps(
+            {"group": group, "ranks": list(ranks), "from": self._rank, "frontier": self.frontier}
+        )
         keys = [f"wake/{generation}/{rank}" for rank in range(self._world_size)]
         self._main.multi_set(keys, [notice] * len(keys))
 
@@ -210,12 +246,16 @@ class ControlPlane:
 
     def _answer(self, generation: int) -> bool:
         key = f"wake/{generation}/{self._rank}"
-        self._served.wait([key], _FOREVER)
+        self._served.set_timeout(_FOREVER)
+        notice = self._served.get(key)
         if self._closing:
             return False
+        self._limit = json.loads(notice)["frontier"]
         self.pledged = generation
-        self._settle(generation)
-        self._served.set(f"frontier/{generation}/{self._rank}", str(self.frontier))
+        self._settle()
+        # A step that hangs may yet be applied: the frontier it would reach counts.
+        frontier = self.frontier + self._stepping
+        self._served.set(f"frontier/{generation}/{self._rank}", str(frontier))
         self._served.wait([f"verdict/{generation}"], self._deadline)
         verdict = self._served.get(f"verdict/{generation}").decode()
         if verdict != _RELEASE:
@@ -227,12 +267,14 @@ class ControlPlane:
         # The farewell of a rank that closed meanwhile went to a key that was read already.
         return not self._closing
 
-    def _settle(self, generation: int) -> None:
-        """Wait until an optimizer step that has already begun is committed."""
-        end = time.monotonic() + self._deadline.total_seconds()
-        while self._stepping:
-            if time.monotonic() > end:
-                self._die(f"generation {generation}: an optimizer step did not end in time")
+    def _settle(self) -> None:
+        """Wait until this rank has committed what the members have, and no step is under way.
+
+        It may still be on its way to that commit, and needs nobody for it. If it
+        does not get there, what it has is published, and the members refuse.
+        """
+        end = time.monotonic() + self._deadline.total_seconds() / 2
+        while (self._stepping or self.frontier < self._limit) and time.monotonic() < end:
             time.sleep(_POLL_S)
 
     def _forget(self, generation: int) -> None:
@@ -240,6 +282,7 @@ class ControlPlane:
         self._served.delete_key(f"wake/{generation}/{self._rank}")
         self._served.delete_key(f"frontier/{generation}/{self._rank}")
         if self._rank == 0:
+            self._served.delete_key(f"claim/{generation}")
             self._served.delete_key(f"done/{generation}")
             self._served.delete_key(f"verdict/{generation}")
             # Named by the backend, so they are looked up; torch before 2.9 cannot.

@@ -51,11 +51,12 @@ def repair(pact: Pact, group: ProcessGroup) -> Repair:
             the caller must end this process with `EXIT_STATUS`.
     """
     control = pact.control
-    generation = control.released + 1
     clock = _PhaseClock()
+    generation = control.released + 1
     try:
         with clock.phase("guard"):
             description = _communicator.describe(group)
+            generation = control.claim(description.name)
             # first of all: the others answer while this rank looks at itself
             control.announce(generation, group=description.name, ranks=description.ranks)
             check_boundary(pact.watches, declared=control.declared)

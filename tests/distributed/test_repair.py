@@ -121,6 +121,36 @@ class TestRepairOfAllColumns:
         assert [2, 2, 2, 2] == [each["generation"] for each in all_columns]
 
 
+class TestColumnsThatFailTogether:
+    """Both columns fail at one boundary, with members that learn of it at different times."""
+
+    def test_are_repaired_one_after_the_other(self, uninterrupted: list[dict[str, Any]]) -> None:
+        """Members of a group agree on its generation, and every rank goes on bitwise."""
+        found = ranks.values(ranks.run(_repair_together, {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.0}))
+        generations = [each["generation"] for each in found]
+
+        assert roots(uninterrupted)[0][-1] == found[0]["root"]
+        assert [each[-1] for each in roots(uninterrupted)] == [each["root"] for each in found]
+        assert [1, 2] == sorted({generations[0], generations[1]})
+        assert generations[:2] == generations[2:]
+
+
+def _repair_together(rank: Rank, late: dict[int, float]) -> dict[str, Any]:
+    """Train, with a repair of every replicate group after update 2, each rank `late` by so much."""
+    job = trainee.make(rank)
+    pact = trainee.protect(rank, job)
+    done = None
+    while job.frontier < UPDATES:
+        trainee.update(job, pact)
+        if job.frontier == 2:
+            time.sleep(late[rank.number])
+            done = trainee.repair(job, pact)
+    dist.barrier()
+    pact.close()
+    assert done is not None
+    return {"root": job.digest().root, "generation": done.generation}
+
+
 class TestRepeatedRepair:
     """Ten in a row, of the same group."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform as machine
+import re
 import socket
 import subprocess
 import sys
@@ -197,7 +198,7 @@ class TestRedact:
         for private in (str(tmp_path), str(Path.home()) + "/", sys.prefix, str(Path.cwd())):
             assert private not in cleaned[0]
         assert "<run>/rank0.log" in cleaned[0]
-        assert "<project>/harness/train.py" in cleaned[0] or "<cwd>/harness" in cleaned[0]
+        assert re.search(r"<(project|cwd|packages)>/harness/train\.py", cleaned[0])
 
     def test_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A path below home keeps only what is below it."""
