@@ -16,8 +16,8 @@ class Cold(Strategy):
     name = "cold"
     summary = "torchrun restarts every rank, the last DCP checkpoint is loaded, updates replay"
     variants = {
-        "monitor-0.1s": {"monitor_interval": 0.1},
         "monitor-0.02s": {"monitor_interval": 0.02},
+        "monitor-0.1s": {"monitor_interval": 0.1},
         "monitor-1s": {"monitor_interval": 1.0},
     }
 
