@@ -34,7 +34,7 @@ import os
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed as dist
 
@@ -256,8 +256,7 @@ class ControlPlane:
         # A step that hangs may yet be applied: the frontier it would reach counts.
         frontier = self.frontier + self._stepping
         self._served.set(f"frontier/{generation}/{self._rank}", str(frontier))
-        self._served.wait([f"verdict/{generation}"], self._deadline)
-        verdict = self._served.get(f"verdict/{generation}").decode()
+        verdict = self._verdict(generation)
         if verdict != _RELEASE:
             self._die(verdict)
         with self._released:
@@ -266,6 +265,17 @@ class ControlPlane:
         self._forget(generation - 1)
         # The farewell of a rank that closed meanwhile went to a key that was read already.
         return not self._closing
+
+    def _verdict(self, generation: int) -> str:
+        key = f"verdict/{generation}"
+        try:
+            self._served.wait([key], self._deadline)
+        except dist.DistStoreError as error:
+            self._die(
+                f"expected a verdict on generation {generation} within "
+                f"{self._deadline.total_seconds():g} s; {error}"
+            )
+        return str(self._served.get(key).decode())
 
     def _settle(self) -> None:
         """Wait until this rank has committed what the members have, and no step is under way.
@@ -290,7 +300,7 @@ class ControlPlane:
                 if key.startswith(f"rendezvous/{generation}/"):
                     self._served.delete_key(key)
 
-    def _die(self, reason: str) -> None:
+    def _die(self, reason: str) -> NoReturn:
         """End this process: its training thread may be blocked and cannot be asked."""
         self._on_abort(reason)
         os._exit(EXIT_STATUS)

@@ -67,7 +67,7 @@ def make(folder: Path, *, complete: bool = True) -> Path:
         strategy = name.removesuffix("-fault-free").removesuffix("-control")
         fields: dict[str, Any] = {"name": f"0-{name}", "order": order, **changes}
         if strategy == "cold":
-            fields["variant"] = "monitor-0.1s"
+            fields["variant"] = "monitor-0.02s"
         spec = logs.run_spec(strategy, **fields)
         states = logs.digests(log)
         logs.write_run(runs, spec, log, states)
@@ -131,7 +131,7 @@ class TestSummarize:
         """A run is what was planned."""
         run = named(summary, "0-cold")
 
-        assert ("cold", "monitor-0.1s", 0, 2, True, False, "pass") == (
+        assert ("cold", "monitor-0.02s", 0, 2, True, False, "pass") == (
             run.strategy,
             run.variant,
             run.block,
@@ -226,7 +226,7 @@ class TestSummarize:
         (cold,) = [each for each in summary.contenders if each.name == "cold"]
 
         assert isinstance(cold, Contender)
-        assert ("monitor-0.1s", 1) == (cold.variant, cold.integration_lines)
+        assert ("monitor-0.02s", 1) == (cold.variant, cold.integration_lines)
         assert 1 == cold.settings["max_restarts"]
         assert "pydoc_data.topics" in summary.spec["data"]["name"]
 
@@ -492,7 +492,7 @@ class TestTuning:
         (cold,) = found["cold"]
 
         assert set(contenders) == found.keys()
-        assert ("monitor-0.1s", {"monitor_interval": 0.1}, 1) == (
+        assert ("monitor-0.02s", {"monitor_interval": 0.02}, 1) == (
             cold.variant,
             cold.options,
             cold.n,
