@@ -141,6 +141,18 @@ def _register(group: ProcessGroup, description: Description, store: Store) -> No
     c10d._register_process_group(description.name, group)
 
 
+def rehearse(description: Description, *, store: Store, rank: int) -> ProcessGroup:
+    """Build and probe a group of this rank alone, so that a repair is not the first to do so.
+
+    Returns:
+        The group, for the caller to drop where that may take its time.
+    """
+    alone = dataclasses.replace(description, ranks=(rank,))
+    group = connect(alone, store=dist.PrefixStore(f"rehearsal/{rank}/", store), rank=rank)
+    probe(group, alone)
+    return group
+
+
 def probe(group: ProcessGroup, description: Description) -> None:
     """Check with an integer all-reduce that `group` computes the right sum.
 

@@ -96,6 +96,20 @@ class ControlPlane:
         self._thread = threading.Thread(target=self._serve, name="accelpact-control", daemon=True)
         self._thread.start()
 
+    def rehearse(self) -> None:
+        """Meet all of W once, by the calls that a repair makes; a collective of all ranks.
+
+        It proves that every rank reaches the store before a failure depends on
+        it, and pays now for what only first calls pay.
+
+        Raises:
+            Rejected: `reject_deadline`, if a rank does not come.
+        """
+        self._main.compare_set("claim/0", "", "rehearsal")
+        self._main.multi_set([f"frontier/0/{self._rank}"], [str(self.frontier)])
+        self.frontiers(0)
+        self._main.add("done/0", 1)
+
     # -- the training thread, at every update ---------------------------------
 
     def before_step(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from accelpact import _communicator
 from accelpact._communicator import Reaper
 from accelpact._control import ControlPlane
 from accelpact._frameworks import fsdp1
@@ -58,6 +59,20 @@ class Pact:
         """Repairs that were released since `attach`."""
         return self.control.released
 
+    def rehearse(self) -> None:
+        """Go through a repair's steps without a failure, as far as they cost little.
+
+        Raises:
+            Rejected: `reject_deadline`, if not all ranks meet.
+        """
+        self.control.rehearse()
+        world = dist.group.WORLD
+        if dist.get_backend(world) == "gloo":  # other communicators are too dear to build for this
+            store = self.control.rendezvous(0, "rehearsal")
+            description = _communicator.describe(world)
+            self.reaper.take(_communicator.rehearse(description, store=store, rank=self.rank))
+            self.reaper.release()
+
     def commit(self, frontier: int) -> None:
         """Declare a committed boundary: update `frontier` is applied, gradients are cleared."""
         self.control.commit(frontier)
@@ -94,7 +109,7 @@ def attach(
     frameworks: Sequence[Framework] = FRAMEWORKS,
     on_abort: Callable[[str], None] | None = None,
 ) -> Pact:
-    """Protect a job at its committed boundaries. Every rank calls this once.
+    """Protect a job at its committed boundaries. Every rank calls this once, all meet in it.
 
     Args:
         model: the wrapped model (FSDP1).
@@ -108,6 +123,9 @@ def attach(
         frameworks: what knows the private parts of the model.
         on_abort: called with the reason just before this process is ended
             because a repair of its peers failed.
+
+    Raises:
+        Rejected: `reject_deadline`, if not every rank comes within `deadline`.
     """
     control = ControlPlane(
         store or _launcher_store,
@@ -121,7 +139,9 @@ def attach(
     # FSDP1's constructor leaves its arguments, the groups among them, in reference cycles. What
     # holds a retired group keeps its threads and sockets, until the collector happens to come by.
     gc.collect()
-    return Pact(model, optimizer, control=control, frameworks=frameworks, deadline=deadline)
+    pact = Pact(model, optimizer, control=control, frameworks=frameworks, deadline=deadline)
+    pact.rehearse()
+    return pact
 
 
 def _launcher_store() -> Store:
