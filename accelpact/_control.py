@@ -28,7 +28,6 @@ Keys of generation g - 1 are deleted once g is released.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import threading
@@ -120,9 +119,10 @@ class ControlPlane:
         pledge and waits for the release.
         """
         self._stepping = True
-        if self.pledged > self.released and self.frontier >= self._limit:
+        while self.pledged > self.released and self.frontier >= self._limit:
             self._stepping = False
-            self._await_release()
+            self._await_release(self.pledged)
+            # Look again: the next generation may have been pledged before this was set.
             self._stepping = True
 
     def commit(self, frontier: int) -> None:
@@ -135,15 +135,15 @@ class ControlPlane:
         """Whether every optimizer step has been committed."""
         return not self._stepping
 
-    def _await_release(self) -> None:
+    def _await_release(self, generation: int) -> None:
         with self._released:
             done = self._released.wait_for(
-                lambda: self.pledged <= self.released, self._deadline.total_seconds()
+                lambda: self.released >= generation, self._deadline.total_seconds()
             )
         if not done:
             raise Rejected(
                 Reason.DEADLINE,
-                f"expected generation {self.pledged} to be released within "
+                f"expected generation {generation} to be released within "
                 f"{self._deadline.total_seconds():g} s",
             )
 
@@ -164,20 +164,7 @@ class ControlPlane:
             owner = self._main.compare_set(f"claim/{generation}", "", group).decode()
             if owner == group:
                 return generation
-            with self._released:
-                done = self._released.wait_for(
-                    functools.partial(self._is_released, generation),
-                    self._deadline.total_seconds(),
-                )
-            if not done:
-                raise Rejected(
-                    Reason.DEADLINE,
-                    f"expected the repair of group {owner} (generation {generation}) to be "
-                    f"released within {self._deadline.total_seconds():g} s",
-                )
-
-    def _is_released(self, generation: int) -> bool:
-        return self.released >= generation
+            self._await_release(generation)
 
     def announce(self, generation: int, *, group: str, ranks: Sequence[int]) -> None:
         """Send the failure notice to all of W in one message."""
