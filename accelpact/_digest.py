@@ -1,22 +1,26 @@
 """Bitwise digests of tensors, computed where the tensors live, and a tree over them.
 
-The bytes of a tensor are read as 64-bit words in rows of `_ROW`. Each row gives two hashes that
-are linear modulo 2**64,
+A digest is XXH3-128 over a header (dtype, shape, length) and then the data. In CPU memory the data
+are the tensor's bytes, hashed in place. On any other device they are read there as 64-bit words in
+rows of `_ROW`. Each row gives two hashes that are linear modulo 2**64,
 
     h1 = sum(x_i * u_i)          h2 = sum((x_i >> 32) * v_i)
 
 with fixed pseudo-random odd weights u and v. Only these row hashes, 1/512 of the data, go to the
-host, into blake2b together with dtype, shape and length.
+host, into XXH3-128 after the header.
 
-Two hashes, since one is blind: odd weights cancel on the top bit, 2**63 * (u_i + u_j) = 0, so a
-pair of -0.0 that became 0.0 leaves h1 as it was. One word that differs is always seen by h1.
-Several go unseen by a hash with a probability of about 2**-(63 - z) over the weights, where z
-is the number of zero bits below the lowest one that differs: at most 31 in h1 if that bit is in
-a low half, at most 31 in h2 if all differences are in high halves. This is a check against
-errors, not against an adversary, who can solve for the weights.
+A digest is a check against errors: a bit that flipped, an update lost or applied twice, a value in
+another's place. Any of these goes unseen with a probability of about 2**-128 in CPU memory. On
+other devices one word that differs is always seen by h1, and several go unseen by a hash with a
+probability of about 2**-(63 - z), where z is the number of zero bits below the lowest one that
+differs: at most 31 in h1 if that bit is in a low half, at most 31 in h2 if all differences are in
+high halves. Two hashes, since one is blind: odd weights cancel on the top bit,
+2**63 * (u_i + u_j) = 0, so a pair of -0.0 that became 0.0 leaves h1 as it was. Neither way is a
+check against an adversary, who can solve for the weights and make XXH3 collide.
 
-Integers alone are added and multiplied, so order of summation does not matter and equal bits
-give equal digests on every device and with any number of threads.
+Equal bits give equal digests on every device of a kind and with any number of threads: integers
+alone are added and multiplied, so order of summation does not matter. A digest of a tensor on the
+CPU and one of a tensor elsewhere always differ: compare like with like.
 """
 
 from __future__ import annotations
@@ -24,10 +28,10 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import hashlib
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+import xxhash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,15 +42,20 @@ _ROW = 1024
 _WORD_BYTES = 8
 _ROW_BYTES = _ROW * _WORD_BYTES
 
-_CPU_CHUNK = 256
-"""Rows shifted at a time on a CPU: 2 MiB, so that the shifted words are read back from cache."""
+_CHUNK = 4096
+"""Rows multiplied at a time: bounds the scratch memory at 32 MiB."""
 
-_DEVICE_CHUNK = 4096
-"""Rows multiplied at a time elsewhere: bounds the scratch memory at 32 MiB."""
+_FORMAT = "accelpact-2"
+"""Read first by every hash; another one when digests of equal states change."""
 
-_DIGEST_BYTES = 16
 _SEED = 0x616363656C706163
 _MASK = 2**64 - 1
+
+# A private prototype: the types of `ctypes.pythonapi`'s own are shared by the whole process.
+_memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+_READ_ONLY = 0x100
 
 Leaf: TypeAlias = "torch.Tensor | int | bytes | str"
 """What a state is made of."""
@@ -68,15 +77,18 @@ def tensor_digest(t: torch.Tensor) -> str:
 
     `t` may have any shape, strides and dtype, and may need gradients. Strides and storage do not
     count, only the elements in logical order; their bits count, so NaN payloads and the sign of
-    zero do. Of a `DTensor` the local shard is digested. A contiguous tensor at an offset of
-    whole words is read in place; any other is copied first, on its own device.
+    zero do. Of a `DTensor` the local shard is digested. A contiguous tensor is read in place (on
+    other devices than the CPU: if its offset is one of whole words); any other is copied first, on
+    its own device.
+
+    Digests of tensors on the CPU do not compare with those of tensors elsewhere.
 
     Raises:
         TypeError: `t` has no plain bytes to read: it is sparse, quantized, nested or on the meta
             device.
     """
     local = _local(t)
-    return _seal(local, _row_hashes(local))
+    return _finish(local, _begin(local))
 
 
 def tree_digest(state: Mapping[str, Leaf]) -> StateDigest:
@@ -89,39 +101,31 @@ def tree_digest(state: Mapping[str, Leaf]) -> StateDigest:
         TypeError: an entry is of another type, or a tensor without plain bytes; names the entry.
     """
     # All devices are given their work before the first result is waited for.
-    hashed = [(name, *_begin(name, state[name])) for name in sorted(state)]
-    tensors = {name: _finish(value, rows) for name, value, rows in hashed}
-    root = _hasher("tree", len(tensors))
+    begun = []
+    for name in sorted(state):
+        leaf = _checked(name, state[name])
+        begun.append((name, leaf, _begin(leaf)))
+    tensors = {name: _finish(leaf, rows) for name, leaf, rows in begun}
+    root = _hasher(f"tree {len(tensors)}")
     for name, digest in tensors.items():
-        _feed(root, name.encode(), bytes.fromhex(digest))
+        _feed(root, name.encode())
+        _feed(root, bytes.fromhex(digest))
     return StateDigest(root=root.hexdigest(), tensors=tensors)
 
 
-def _begin(name: str, value: Leaf) -> tuple[Leaf, torch.Tensor | None]:
-    """Start on one entry: the entry itself, made local, and its row hashes if it is a tensor."""
+def _checked(name: str, value: Leaf) -> Leaf:
+    """Return an entry, made local if it is a tensor."""
     if not isinstance(value, torch.Tensor):
         if isinstance(value, int | bytes | str):
-            return value, None
+            return value
         raise TypeError(
             f"state entry {name!r}: expected a tensor, int, bytes or str; found "
             f"{type(value).__name__}; convert it to one of these"
         )
     try:
-        local = _local(value)
+        return _local(value)
     except TypeError as error:
         raise TypeError(f"state entry {name!r}: {error}") from None
-    return local, _row_hashes(local)
-
-
-def _finish(value: Leaf, rows: torch.Tensor | None) -> str:
-    """Digest of an entry that `_begin` started on."""
-    if isinstance(value, torch.Tensor):
-        assert rows is not None
-        return _seal(value, rows)
-    # bool is an int, but True and 1 are told apart: the tag is the exact type.
-    hasher = _hasher("leaf", type(value).__name__)
-    _feed(hasher, value if isinstance(value, bytes) else str(value).encode())
-    return hasher.hexdigest()
 
 
 def _local(t: torch.Tensor) -> torch.Tensor:
@@ -135,6 +139,64 @@ def _local(t: torch.Tensor) -> torch.Tensor:
         )
     # Lazily conjugated or negated views hold other bits than they show.
     return plain.resolve_conj().resolve_neg()
+
+
+def _begin(leaf: Leaf) -> torch.Tensor | None:
+    """Start on an entry: row hashes of a tensor that is not in CPU memory, else None."""
+    if isinstance(leaf, torch.Tensor) and not leaf.is_cpu:
+        return _row_hashes(leaf)
+    return None
+
+
+def _finish(leaf: Leaf, rows: torch.Tensor | None) -> str:
+    """Digest of an entry that `_begin` started on."""
+    if isinstance(leaf, torch.Tensor):
+        return _seal_bytes(leaf) if rows is None else _seal_rows(leaf, rows)
+    # bool is an int, but True and 1 are told apart: the tag is the exact type.
+    hasher = _hasher(f"leaf {type(leaf).__name__}")
+    _feed(hasher, leaf if isinstance(leaf, bytes) else str(leaf).encode())
+    return hasher.hexdigest()
+
+
+def _seal_bytes(local: torch.Tensor) -> str:
+    """Digest of a tensor in CPU memory from its bytes."""
+    hasher = _hasher(f"bytes {_shape(local)}")
+    dense = local.contiguous()
+    _read(hasher, dense)
+    return hasher.hexdigest()
+
+
+def _seal_rows(local: torch.Tensor, rows: torch.Tensor) -> str:
+    """Digest of a tensor from its row hashes; waits for the device and copies them once."""
+    hasher = _hasher(f"rows {_shape(local)}")
+    _read(hasher, rows.cpu().contiguous())
+    return hasher.hexdigest()
+
+
+def _shape(t: torch.Tensor) -> str:
+    return f"{t.dtype} {tuple(t.shape)} {t.nbytes}"
+
+
+def _hasher(header: str) -> xxhash.xxh3_128:
+    """Return a hash that has read `header`, which says what may follow and how much of it."""
+    hasher = xxhash.xxh3_128()
+    _feed(hasher, f"{_FORMAT} {header}".encode())
+    return hasher
+
+
+def _feed(hasher: xxhash.xxh3_128, part: bytes) -> None:
+    """Give `hasher` one part with its length before it, so that no two lists read alike."""
+    hasher.update(len(part).to_bytes(8, "little") + part)
+
+
+def _read(hasher: xxhash.xxh3_128, dense: torch.Tensor) -> None:
+    """Give `hasher` the bytes of a contiguous tensor in CPU memory, where they are.
+
+    Through their address, since torch hands out its memory as a buffer only where numpy is there
+    and for the dtypes that numpy knows.
+    """
+    if dense.nbytes:
+        hasher.update(_memory(dense.data_ptr(), dense.nbytes, _READ_ONLY))
 
 
 def _row_hashes(local: torch.Tensor) -> torch.Tensor:
@@ -160,42 +222,16 @@ def _words(data: torch.Tensor) -> torch.Tensor:
 
 
 def _hash_words(words: torch.Tensor) -> torch.Tensor:
-    """Both hashes of every row by the fastest way there is on the device, shape (2, rows)."""
-    if words.device.type == "cpu":
-        return _hash_by_product(words)
-    return _hash_by_sum(words)
-
-
-def _hash_by_product(words: torch.Tensor) -> torch.Tensor:
-    """Hash rows with integer matrix-vector products, which only CPUs have."""
+    """Return both hashes of every row, shape (2, rows)."""
     low, high = _weights(str(words.device))
     hashes = torch.empty((2, len(words)), dtype=torch.int64, device=words.device)
-    shifted = torch.empty_like(words[:_CPU_CHUNK])
-    torch.mv(words, low, out=hashes[0])
-    for rows, out in _chunks(words, hashes, _CPU_CHUNK):
-        upper = torch.bitwise_right_shift(rows, 32, out=shifted[: len(rows)])
-        torch.mv(upper, high, out=out[1])
-    return hashes
-
-
-def _hash_by_sum(words: torch.Tensor) -> torch.Tensor:
-    """Hash rows by multiplying and adding up: the same integers, on any device."""
-    low, high = _weights(str(words.device))
-    hashes = torch.empty((2, len(words)), dtype=torch.int64, device=words.device)
-    scratch = torch.empty_like(words[:_DEVICE_CHUNK])
-    for rows, out in _chunks(words, hashes, _DEVICE_CHUNK):
+    scratch = torch.empty_like(words[:_CHUNK])
+    for rows, out in zip(words.split(_CHUNK), hashes.split(_CHUNK, dim=1), strict=True):
         product = torch.mul(rows, low, out=scratch[: len(rows)])
         torch.sum(product, dim=1, out=out[0])
         product = torch.bitwise_right_shift(rows, 32, out=product).mul_(high)
         torch.sum(product, dim=1, out=out[1])
     return hashes
-
-
-def _chunks(
-    words: torch.Tensor, hashes: torch.Tensor, size: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Cut `words`, shape (rows, _ROW), and `hashes`, shape (2, rows), into `size` rows each."""
-    return zip(words.split(size), hashes.split(size, dim=1), strict=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -221,26 +257,3 @@ def _splitmix64(state: int) -> Iterator[int]:
 def _signed(value: int) -> int:
     """Two's complement of a 64-bit integer."""
     return value - 2**64 if value >> 63 else value
-
-
-def _seal(local: torch.Tensor, rows: torch.Tensor) -> str:
-    """Digest of a tensor from its row hashes; waits for the device and copies them once."""
-    hasher = _hasher("tensor", local.dtype, tuple(local.shape), local.numel() * local.itemsize)
-    host = rows.cpu().contiguous()
-    # Through its address, since torch hands out its memory as a buffer only where numpy is there.
-    _feed(hasher, ctypes.string_at(host.data_ptr(), host.numel() * host.itemsize))
-    return hasher.hexdigest()
-
-
-def _hasher(*header: object) -> hashlib.blake2b:
-    """Return a blake2b that has read the parts of `header`."""
-    hasher = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"accelpact-1")
-    _feed(hasher, *(str(part).encode() for part in header))
-    return hasher
-
-
-def _feed(hasher: hashlib.blake2b, *parts: bytes) -> None:
-    """Give `hasher` each part with its length before it, so that no two lists read alike."""
-    for part in parts:
-        hasher.update(len(part).to_bytes(8, "little"))
-        hasher.update(part)

@@ -58,7 +58,8 @@ class Rank:
         self.world_size = world_size
         self._channel = channel
         self._lock = threading.Lock()
-        self._port: int = channel.recv()
+        self.port: int = channel.recv()
+        """Of the store."""
 
     @property
     def layout(self) -> Layout:
@@ -70,7 +71,7 @@ class Rank:
         """Return a new client of the parent's store."""
         return dist.TCPStore(
             "127.0.0.1",
-            self._port,
+            self.port,
             is_master=False,
             wait_for_workers=False,
             timeout=timedelta(seconds=30),
@@ -85,7 +86,7 @@ class Rank:
             backend="gloo",
             settings=Settings(group_timeout=group_timeout, shard_timeout=shard_timeout),
             store=self.store,
-            store_address=("127.0.0.1", self._port),
+            store_address=("127.0.0.1", self.port),
         )
 
     def report(self, value: Any) -> None:
