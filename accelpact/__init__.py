@@ -1,17 +1,19 @@
 """AccelPact: keep the state of sharded training through a communication failure.
 
-`attach` gives a rank a `Pact`; `Pact.commit` declares each committed update and
-`Pact.repair` replaces a group whose collective failed, rebinds every reference
-that the framework cached, and lets the job go on from its frontier.
+`attach` protects a job: an optimizer step commits an update, and a collective that
+fails between two updates is repaired and issued again. The group is replaced, every
+reference to it is rebound, and an audit proves that none is left.
 """
 
 from accelpact._communicator import num_registered_groups
 from accelpact._digest import StateDigest, tensor_digest, tree_digest
 from accelpact._errors import EXIT_STATUS, Reason, Rejected
 from accelpact._floor import measure_floor
-from accelpact._pact import FRAMEWORKS, Pact, attach
+from accelpact._frameworks import ALL as FRAMEWORKS
+from accelpact._pact import Pact, attach
 from accelpact._protocol import Repair
 from accelpact._rebind import ReferenceIndex
+from accelpact._settings import Settings
 from accelpact._state import application_state
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "ReferenceIndex",
     "Rejected",
     "Repair",
+    "Settings",
     "StateDigest",
     "application_state",
     "attach",

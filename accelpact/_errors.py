@@ -24,6 +24,12 @@ class Reason(enum.Enum):
     """A known reference still names the retired group (Eq. 5 of the paper does not hold)."""
     PROBE_FAILED = "reject_probe_failed"
     """The replacement group did not compute the right sum."""
+    ONE_SIDED = "reject_one_sided"
+    """Some members have completed the collective that failed on others, and went on."""
+    RANK_SILENT = "reject_rank_silent"
+    """A rank whose heartbeats stopped is needed."""
+    RANK_GONE = "reject_rank_gone"
+    """A rank that has finished is needed."""
     PEER_ABORTED = "reject_peer_aborted"
     """Another rank refused or failed during this repair."""
 

@@ -2,80 +2,142 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from accelpact import _communicator
-from accelpact._communicator import Reaper
+from accelpact import _communicator, _frameworks
+from accelpact._auditing import Auditing
+from accelpact._boundary import Boundary
 from accelpact._control import ControlPlane
-from accelpact._frameworks import fsdp1
+from accelpact._errors import EXIT_STATUS, Reason, Rejected
+from accelpact._events import DIRECTORY_VARIABLE, EventLog
+from accelpact._guard import structure
+from accelpact._intercept import Intercept
 from accelpact._protocol import Repair, repair
 from accelpact._rebind import ReferenceIndex
+from accelpact._redirect import Redirects
+from accelpact._settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import TracebackType
 
     import torch
     from torch.distributed import ProcessGroup, Store
 
+    from accelpact._control import Notice
     from accelpact._frameworks import Framework
-
-FRAMEWORKS: tuple[Framework, ...] = (fsdp1,)
-"""Every framework the runtime knows."""
 
 
 class Pact:
-    """The runtime's hold on one training job, on one rank. Made by `attach`."""
+    """The runtime's hold on one training job, on one rank. Made by `attach`.
+
+    Attributes:
+        boundary: where this rank is.
+        control: this rank's end of the control plane.
+        index: places in the model that can name a group.
+        watches: what tells a committed boundary.
+        redirects: where calls made with retired groups go.
+        audits: proofs that nothing names a retired group.
+        log: the runtime's own record.
+    """
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        control: ControlPlane,
+        store: Callable[[], Store],
+        prefix: str,
+        settings: Settings,
         frameworks: Sequence[Framework],
-        deadline: float,
+        boundary: Boundary | None,
+        on_abort: Callable[[str], None],
     ) -> None:
-        """Index the model's references and hook the optimizer's step."""
-        self.control = control
-        self.deadline = deadline
+        """Index the model's references and connect to the control plane."""
+        self.settings = settings
+        self.boundary = boundary or Boundary()
+        self._follows = boundary is None
+        self.frameworks = tuple(frameworks)
         self.rank = dist.get_rank()
+        self.log = EventLog(os.environ.get(DIRECTORY_VARIABLE), rank=self.rank)
         self.index = ReferenceIndex(model, frameworks)
         self.watches = [framework.watch(model) for framework in frameworks]
-        self.reaper = Reaper()
-        self._hook = optimizer.register_step_pre_hook(self._before_step)
+        self.redirects = Redirects()
+        self.audits = Auditing(self)
+        self._optimizer = optimizer
+        self._model = model
+        self._on_abort = on_abort
+        self._hooks: list[Callable[[], None]] = []
+        self._intercept: Intercept | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self.control = ControlPlane(
+            store,
+            prefix=prefix,
+            rank=self.rank,
+            world_size=dist.get_world_size(),
+            boundary=self.boundary,
+            deadline=settings.deadline,
+            patience=settings.patience,
+            on_abort=self._aborted,
+            interrupt=_communicator.interrupt_by_name,
+            on_notice=self._noticed,
+            on_release=self._released,
+        )
+
+    # -- at every update -----------------------------------------------------------
 
     @property
     def frontier(self) -> int:
         """Last committed update F."""
-        return self.control.frontier
+        return self.boundary.frontier
 
     @property
     def generation(self) -> int:
         """Repairs that were released since `attach`."""
         return self.control.released
 
-    def rehearse(self) -> None:
-        """Go through a repair's steps without a failure, as far as they cost little.
-
-        Raises:
-            Rejected: `reject_deadline`, if not all ranks meet.
-        """
-        self.control.rehearse()
-        world = dist.group.WORLD
-        if dist.get_backend(world) == "gloo":  # other communicators are too dear to build for this
-            store = self.control.rendezvous(0, "rehearsal")
-            description = _communicator.describe(world)
-            self.reaper.take(_communicator.rehearse(description, store=store, rank=self.rank))
-            self.reaper.release()
-
     def commit(self, frontier: int) -> None:
-        """Declare a committed boundary: update `frontier` is applied, gradients are cleared."""
-        self.control.commit(frontier)
+        """Declare a committed boundary: update `frontier` is applied.
+
+        While a module's own state says that an update is under way, the declaration does not
+        count, and a repair is refused.
+        """
+        self.boundary.commit(frontier)
+        if structure(self.watches):
+            self.boundary.entered = True
+
+    def resume(self) -> None:
+        """Hook the model and the optimizer."""
+        self._hooks = [
+            self._optimizer.register_step_pre_hook(self._before_step).remove,
+            self.boundary.notice_step(self._optimizer),
+        ]
+        if self._follows:
+            self._hooks.append(self.boundary.notice_forward(self._model))
+        if self.settings.drive == "auto":
+            self._hooks.append(self._optimizer.register_step_post_hook(self._after_step).remove)
+
+    def pause(self) -> None:
+        """Take the hooks off: until `resume`, no boundary is recognized and no step is fenced."""
+        for remove in self._hooks:
+            remove()
+        self._hooks = []
+
+    def _before_step(self, *_: Any) -> None:
+        self.control.before_step()
+
+    def _after_step(self, *_: Any) -> None:
+        self.commit(self.boundary.frontier + 1)
+
+    # -- repair ----------------------------------------------------------------------
 
     def repair(self, group: ProcessGroup) -> Repair:
         """Replace `group`, whose collective failed after the last commit.
@@ -84,18 +146,145 @@ class Pact:
         notice of a peer's; other ranks take part through their control thread.
 
         Raises:
-            Rejected: see `accelpact._protocol.repair`.
+            Rejected: see `accelpact._protocol.repair`. The process must end with `EXIT_STATUS`.
         """
-        return repair(self, group)
+        return self._repair(group, completed=-1, notice=None)
+
+    def mend(self, group: ProcessGroup) -> ProcessGroup:
+        """Repair `group` and return its replacement; a refusal ends this process."""
+        completed = self.boundary.completed[group.group_name]
+        try:
+            return self._repair(group, completed=completed, notice=None).group
+        except Rejected as rejection:
+            self._end(rejection)
+
+    def join_pending(self) -> None:
+        """Take part in repairs that peers have begun, before this rank issues anything more."""
+        while (notice := self.control.pending) is not None:
+            group = _communicator.find(notice.group)
+            completed = self.boundary.completed[notice.group]
+            try:
+                self._repair(group, completed=completed, notice=notice)
+            except Rejected as rejection:
+                self._end(rejection)
+
+    def give_up(self, group: ProcessGroup, error: BaseException) -> NoReturn:
+        """End this process and all that depend on it, since an update was struck."""
+        rejection = Rejected(
+            Reason.UNCOMMITTED_BOUNDARY,
+            f"update {self.frontier + 1} was under way when a collective of group "
+            f"{group.group_name} failed: {_first_line(error)}",
+        )
+        ranks = dist.get_process_group_ranks(group)
+        self.control.refuse(group.group_name, ranks, str(rejection), trigger="exception")
+        self.reject(rejection.reason, str(rejection), group=group.group_name)
+        self._end(rejection)
+
+    def _repair(self, group: ProcessGroup, *, completed: int, notice: Notice | None) -> Repair:
+        name = group.group_name
+        try:
+            return repair(self, group, completed=completed, notice=notice)
+        except Rejected as rejection:
+            self.reject(rejection.reason, str(rejection), group=name)
+            raise
+
+    def reject(self, reason: Reason, detail: str, *, group: str | None = None) -> None:
+        """Record why this rank ends."""
+        self.log.write(
+            "reject",
+            generation=self.control.released + 1,
+            group=group,
+            frontier=self.frontier,
+            trigger=reason.value,
+            reason=detail,
+        )
+
+    def say(self, text: str) -> None:
+        """Tell whoever reads the script's output."""
+        sys.stdout.flush()
+        sys.stderr.write(f"accelpact: {text}\n")
+        sys.stderr.flush()
+
+    def _end(self, rejection: Rejected) -> NoReturn:
+        """End this process at once: what else runs in it may be blocked and cannot be asked."""
+        self.say(
+            f"rank {self.rank} ends with status {EXIT_STATUS}, for the launcher to restart the "
+            f"job from a checkpoint: {rejection}"
+        )
+        self.log.close()
+        os._exit(EXIT_STATUS)
+
+    # -- called by the control plane's threads -------------------------------------------
+
+    def _aborted(self, reason: str) -> None:
+        self.reject(Reason.PEER_ABORTED, reason)
+        self._on_abort(reason)
+        if self.settings.drive == "auto":
+            self.say(f"rank {self.rank} ends with status {EXIT_STATUS}: {reason}")
+
+    def _noticed(self, notice: Notice) -> None:
+        self.log.write("notice", **_described(notice))
+
+    def _released(self, notice: Notice) -> None:
+        self.log.write("release", **_described(notice))
+
+    # -- beginning and end -------------------------------------------------------------------
+
+    def open(self, frontier: int) -> None:
+        """Begin at `frontier`: meet all ranks, rehearse a repair, and hook everything.
+
+        Raises:
+            Rejected: `reject_deadline`, if not all ranks meet.
+        """
+        self.boundary.commit(frontier)
+        self.control.rehearse()
+        world = dist.group.WORLD
+        assert world is not None
+        if dist.get_backend(world) == "gloo":  # other communicators are too dear to build for this
+            store = self.control.rendezvous(0, "rehearsal")
+            description = _communicator.describe(world)
+            self.audits.drop(_communicator.rehearse(description, store=store, rank=self.rank))
+        self.resume()
+        for group in _communicator.registered():
+            _communicator.prepare(group)
+        if self.settings.drive == "auto":
+            self._intercept = Intercept(self)
+            atexit.register(self.close)
+            self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
+        self.log.write(
+            "attach",
+            generation=0,
+            ranks=list(range(dist.get_world_size())),
+            frontier=self.frontier,
+            references=len(self.index),
+            replacement=self.settings.replacement,
+        )
 
     def close(self) -> None:
-        """Take the hook off, end the control thread, and let go of retired groups."""
-        self._hook.remove()
+        """Say farewell to the other ranks, take the hooks off, and let go of retired groups."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self.pause()
+        if self._intercept is not None:
+            self._intercept.remove()
+            atexit.unregister(self.close)
+            sys.excepthook = self._excepthook
+        self.audits.join()
         self.control.close()
-        self.reaper.join()
+        self.log.write("exit", generation=self.generation, frontier=self.frontier)
+        self.log.close()
 
-    def _before_step(self, *_: Any) -> None:
-        self.control.before_step()
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Tell the other ranks when a communication failure ends the script."""
+        from accelpact._collectives import is_communication_failure
+
+        self._excepthook(kind, error, trace)
+        world = dist.group.WORLD
+        if is_communication_failure(error) and world is not None:
+            self.give_up(world, error)
 
 
 def attach(
@@ -105,42 +294,48 @@ def attach(
     store: Callable[[], Store] | None = None,
     prefix: str | None = None,
     frontier: int = 0,
-    deadline: float = 30.0,
-    frameworks: Sequence[Framework] = FRAMEWORKS,
+    frameworks: Sequence[Framework] = _frameworks.ALL,
+    boundary: Boundary | None = None,
     on_abort: Callable[[str], None] | None = None,
+    **settings: Any,
 ) -> Pact:
     """Protect a job at its committed boundaries. Every rank calls this once, all meet in it.
 
+    Call it after wrapping the model and before its first forward pass: a compiled model takes no
+    notice of hooks that come later.
+
     Args:
-        model: the wrapped model (FSDP1).
-        optimizer: its optimizer; `step` gets a hook, nothing else changes.
+        model: the wrapped model (FSDP, `fully_shard`, DDP).
+        optimizer: its optimizer; `step` gets hooks, nothing else changes.
         store: gives a new client of a store that outlives every rank; by
             default the launcher's, at MASTER_ADDR and MASTER_PORT.
         prefix: separates this start of this job from others in that store; by
             default the launcher's run id and restart count.
         frontier: last update that is committed already, after a restore.
-        deadline: seconds within which each step of a repair must happen.
         frameworks: what knows the private parts of the model.
+        boundary: where this rank is, if hooks keep that already; the model gets no hook then.
         on_abort: called with the reason just before this process is ended
             because a repair of its peers failed.
+        settings: see `Settings`.
 
     Raises:
         Rejected: `reject_deadline`, if not every rank comes within `deadline`.
+        ValueError: a setting is out of its range.
     """
-    control = ControlPlane(
-        store or _launcher_store,
-        prefix=prefix or _launcher_prefix(),
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        deadline=deadline,
-        on_abort=on_abort or (lambda _: None),
-    )
-    control.commit(frontier)
     # FSDP1's constructor leaves its arguments, the groups among them, in reference cycles. What
     # holds a retired group keeps its threads and sockets, until the collector happens to come by.
     gc.collect()
-    pact = Pact(model, optimizer, control=control, frameworks=frameworks, deadline=deadline)
-    pact.rehearse()
+    pact = Pact(
+        model,
+        optimizer,
+        store=store or _launcher_store,
+        prefix=prefix or _launcher_prefix(),
+        settings=Settings(**settings),
+        frameworks=frameworks,
+        boundary=boundary,
+        on_abort=on_abort or (lambda _: None),
+    )
+    pact.open(frontier)
     return pact
 
 
@@ -156,3 +351,18 @@ def _launcher_store() -> Store:
 def _launcher_prefix() -> str:
     run = os.environ.get("TORCHELASTIC_RUN_ID", "run")
     return f"accelpact/{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _described(notice: Notice) -> dict[str, Any]:
+    return {
+        "generation": notice.generation,
+        "group": notice.group,
+        "ranks": list(notice.ranks),
+        "frontier": notice.frontier,
+        "trigger": notice.trigger,
+        "by": notice.by,
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

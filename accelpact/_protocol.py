@@ -7,16 +7,18 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from accelpact import _communicator
+from accelpact import _communicator, _replacement
 from accelpact._errors import Reason, Rejected
 from accelpact._guard import check_boundary
 from accelpact._rebind import rebind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch.distributed import ProcessGroup
 
+    from accelpact._communicator import Description
+    from accelpact._control import Notice, Standing
     from accelpact._pact import Pact
 
 
@@ -25,86 +27,152 @@ class Repair:
     """What a repair did on this rank."""
 
     group: ProcessGroup
-    """The replacement."""
+    """The replacement: another object after a rebuild, the same one after a reconfiguration."""
     generation: int
     frontier: int
     ranks: tuple[int, ...]
     """Members of the group, R."""
+    replacement: str
+    """`rebuild` or `reconfigure`."""
+    trigger: str
+    """`exception` here, or the `notice` of a peer's."""
     phases_ms: dict[str, float]
     """guard, admit, retire, rebuild, rebind, validate, release."""
     holders: tuple[str, ...]
     """Paths of the references that were rebound."""
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the group is the same object as before."""
+        return self.replacement == "reconfigure"
 
-def repair(pact: Pact, group: ProcessGroup) -> Repair:
+
+def repair(
+    pact: Pact, group: ProcessGroup, *, completed: int = -1, notice: Notice | None = None
+) -> Repair:
     """Replace `group` in place of restarting; every member calls this, nobody else.
 
     1 observe: the caller has an exception, or the notice of a peer's.
     2 guard: this rank is at a committed boundary, its device is idle.
-    3 admit: all of W pledge their frontier, and all are equal.
+    3 admit: all that depend on a member pledge their frontier, and all are equal.
     4 retire and rebuild: the old communicator goes, a new one takes its name.
     5 rebind: every cached reference to the old group names the new one.
-    6 validate and release: the new group computes; W is let go.
+    6 validate and release: the new group computes; all are let go.
+
+    Args:
+        pact: the runtime of this rank.
+        group: the group that failed.
+        completed: collectives of `group` that completed here at boundaries, which must be as many
+            on all members; -1 if nobody counts.
+        notice: a peer's notice of this failure, if that is why.
 
     Raises:
-        Rejected: any phase failed. All of W have been told and end themselves;
+        Rejected: any phase failed. All that depend on a member have been told and end themselves;
             the caller must end this process with `EXIT_STATUS`.
     """
     control = pact.control
     clock = _PhaseClock()
-    generation = control.released + 1
+    generation = notice.generation if notice else control.released + 1
+    trigger = "notice" if notice else "exception"
     try:
         with clock.phase("guard"):
             description = _communicator.describe(group)
-            generation = control.claim(description.name)
-            # first of all: the others answer while this rank looks at itself
-            control.announce(generation, group=description.name, ranks=description.ranks)
-            check_boundary(pact.watches, declared=control.declared)
+            if notice is None:
+                generation = _claim(pact, description)
+                # first of all: the others answer while this rank looks at itself
+                control.announce(
+                    generation,
+                    group=description.name,
+                    ranks=description.ranks,
+                    completed=completed,
+                    trigger=trigger,
+                )
+            step = _replacement.choose(pact.settings.replacement, group, description)
+            check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):
-            frontier = _agree(control.frontiers(generation), own=control.frontier)
+            standings = control.admit(generation, completed=completed)
+            frontier = _agree(standings, description.ranks, own=standings[pact.rank])
         with clock.phase("retire"):
             holders = pact.index.holders(group)
-            pact.reaper.take(group)
-            _communicator.retire(group, description, deadline=pact.deadline)
+            if step.retires:
+                pact.audits.take(group)
+            step.retire(group, description, deadline=pact.settings.deadline)
         with clock.phase("rebuild"):
-            new = _communicator.rebuild(
+            new = step.build(
+                group,
                 description,
                 store=control.rendezvous(generation, description.name),
                 rank=pact.rank,
+                generation=generation,
+                deadline=pact.settings.deadline,
             )
         with clock.phase("rebind"):
-            rebind(holders, new)
-            _require_none_left(pact, group)
+            if new is group:
+                holders = []
+            else:
+                rebind(holders, new)
+                _require_none_left(pact, group)
+                pact.redirects.add(group, new)
         with clock.phase("validate"):
-            _communicator.probe(new, description)
+            _communicator.probe(new, description, deadline=pact.settings.deadline)
         with clock.phase("release"):
             control.release(generation, members=len(description.ranks))
     except Exception as error:
+        pact.audits.abandon()
         control.abort(generation, f"rank {pact.rank}: {error}")
         if isinstance(error, Rejected):
             raise
         raise Rejected(Reason.DEADLINE, f"a phase of the repair failed: {error}") from error
-    finally:
-        pact.reaper.release()
-    return Repair(
+    done = Repair(
         group=new,
         generation=generation,
         frontier=frontier,
         ranks=description.ranks,
+        replacement=step.name,
+        trigger=trigger,
         phases_ms=clock.ms,
         holders=tuple(reference.label for reference in holders),
     )
+    pact.audits.begin(done)
+    return done
 
 
-def _agree(frontiers: list[int], *, own: int) -> int:
-    """Return the frontier that all ranks share, or refuse."""
-    if set(frontiers) != {own}:
+def _claim(pact: Pact, description: Description) -> int:
+    """Get the generation of this repair, after those that need this rank and came first."""
+    while True:
+        claimed = pact.control.claim(description.name)
+        if isinstance(claimed, int):
+            return claimed
+        other = claimed.group
+        repair(
+            pact,
+            _communicator.find(other),
+            completed=pact.boundary.completed[other],
+            notice=claimed,
+        )
+
+
+def _agree(standings: Mapping[int, Standing], members: tuple[int, ...], *, own: Standing) -> int:
+    """Return the frontier that all share, or refuse.
+
+    Raises:
+        Rejected: frontiers differ, or a member has completed the collective that failed here.
+    """
+    frontiers = {rank: standing.frontier for rank, standing in standings.items()}
+    if set(frontiers.values()) != {own.frontier}:
         raise Rejected(
             Reason.FRONTIER_MISMATCH,
-            f"expected all ranks to have committed update {own}, as this one has; "
-            f"found {dict(enumerate(frontiers))}",
+            f"expected all ranks to have committed update {own.frontier}, as this one has; "
+            f"found {frontiers}",
         )
-    return own
+    completed = {rank: standings[rank].completed for rank in members}
+    if set(completed.values()) != {own.completed}:
+        raise Rejected(
+            Reason.ONE_SIDED,
+            f"expected all members to have completed {own.completed} collectives of the group "
+            f"at boundaries, as this one has; found {completed}",
+        )
+    return own.frontier
 
 
 def _require_none_left(pact: Pact, group: ProcessGroup) -> None:

@@ -22,6 +22,10 @@ class ReferenceIndex:
             reference for framework in frameworks for reference in framework.references(model)
         ]
 
+    def __len__(self) -> int:
+        """Number of places."""
+        return len(self._references)
+
     def holders(self, group: ProcessGroup) -> list[Reference]:
         """References that are `group`, by identity."""
         return [reference for reference in self._references if reference.names(group)]

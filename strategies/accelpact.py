@@ -23,8 +23,9 @@ class AccelPact(Strategy):
 
     name = "accelpact"
     summary = "state kept, communicator rebuilt under its name, cached references rebound"
-    variants = {"rebuild+rebind": {"replacement": "rebuild+rebind", "deadline_s": 30.0}}
+    variants = {"rebuild+rebind": {"replacement": "rebuild", "deadline_s": 30.0}}
     frameworks: ClassVar[Sequence[Framework]] = accelpact.FRAMEWORKS
+    audit: ClassVar[bool] = True
     _pact: Pact | None = None
     _repaired_here = False
 
@@ -38,6 +39,10 @@ class AccelPact(Strategy):
             prefix=f"accelpact/{job.attempt.index}",
             frontier=job.frontier,
             deadline=self.options["deadline_s"],
+            patience=self.options["deadline_s"],
+            replacement=self.options["replacement"],
+            drive="manual",
+            audit=self.audit,
             frameworks=self.frameworks,
             on_abort=lambda reason: job.emit("reject", reason=reason),
         )

@@ -12,3 +12,4 @@ class CommunicatorOnly(AccelPact):
     summary = "ablation: communicator replaced, probe passes, no reference rebound; must fail"
     expected = "fail"
     frameworks = ()
+    audit = False

@@ -1,23 +1,44 @@
 """All that is known of the private parts of the frameworks, one file per framework.
 
 Each answers the same questions of a wrapped model: which references to process
-groups do you cache, and are you at a committed boundary.
+groups do you cache, what shows that an update is under way, and is a holder
+that the audit found on the heap one of yours.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import torch
+    from torch.distributed import ProcessGroup
+
+    from accelpact._audit import Holder
+
+
+class Reference(Protocol):
+    """One place that can name a process group, found once and read again at a repair."""
+
+    @property
+    def label(self) -> str:
+        """Path for people, for example `layers.0._inter_node_pg`."""
+        ...
+
+    def names(self, group: ProcessGroup) -> bool:
+        """Whether this place names `group`, by identity."""
+        ...
+
+    def point_at(self, group: ProcessGroup) -> None:
+        """Make this place name `group`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reference:
-    """One place that names a process group: attribute `key` of `owner`.
+class Attribute:
+    """The reference in attribute `key` of `owner`.
 
     Reads and writes go past `__getattr__` and `__setattr__` of modules, which
     cost microseconds and look at parameters first.
@@ -26,23 +47,55 @@ class Reference:
     owner: object
     key: str
     label: str
-    """Path for people, for example `layers.0._inter_node_pg`."""
 
     def names(self, group: object) -> bool:
-        """Whether this place names `group`, by identity."""
+        """Whether the attribute is `group`."""
         return object.__getattribute__(self.owner, self.key) is group
 
     def point_at(self, group: object) -> None:
-        """Make this place name `group`."""
+        """Set the attribute."""
         object.__setattr__(self.owner, self.key, group)
 
 
-Watch: TypeAlias = "Callable[[], Iterator[str]]"
-"""Yields what contradicts a committed boundary; nothing if there is none."""
+class Watch(Protocol):
+    """What one framework looks at to tell a committed boundary, collected once from a model."""
+
+    def structure(self) -> Iterator[str]:
+        """Yield what in the modules' own state contradicts a boundary; cheap enough per update."""
+        ...
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield path and tensor of every gradient that is set, wherever the framework keeps one.
+
+        A gradient that the optimizer's last step has consumed is no sign of an update under way;
+        the caller knows those.
+        """
+        ...
+
+
+class _NoWatch:
+    """What has no part in an update."""
+
+    def structure(self) -> Iterator[str]:
+        """Yield nothing."""
+        yield from ()
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield nothing."""
+        yield from ()
+
+
+def no_watch(model: torch.nn.Module) -> Watch:  # noqa: ARG001
+    """Nothing to collect."""
+    return _NoWatch()
 
 
 class Framework(Protocol):
-    """What the runtime asks of a framework."""
+    """What the runtime asks of a framework. Every answer may be empty.
+
+    A framework's file imports the framework inside its functions and only if the program has
+    done so: a script that uses DDP alone does not pay for importing FSDP.
+    """
 
     name: str
 
@@ -51,5 +104,19 @@ class Framework(Protocol):
         ...
 
     def watch(self, model: torch.nn.Module) -> Watch:
-        """Collect once what `model`'s boundary depends on; return how to look at it."""
+        """Collect once what `model`'s boundary depends on."""
         ...
+
+    def adopt(self, holder: Holder) -> Reference | None:
+        """Return how to rebind what the audit found on the heap, if it is this framework's.
+
+        For places that come into being after the references were collected, such as the
+        copies of a module's attributes that compiling makes.
+        """
+        ...
+
+
+from accelpact._frameworks import ddp, fsdp1, fsdp2, functional, mesh  # noqa: E402  they use what is above
+
+ALL: tuple[Framework, ...] = (fsdp1, fsdp2, ddp, mesh, functional)
+"""Every framework the runtime knows."""

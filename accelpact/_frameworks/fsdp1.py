@@ -11,41 +11,43 @@ Attributes seen in torch 2.13.0 and 2.14.1 (`torch/distributed/fsdp/_init_utils.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
 
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp._common_utils import HandleTrainingState, TrainingState
-
-from accelpact._frameworks import Reference
+from accelpact._frameworks import Attribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-    from accelpact._frameworks import Watch
+    from accelpact._audit import Holder
 
 name = "fsdp1"
 
 _OWN_GROUPS = ("process_group", "_inter_node_pg")
 _PARTS = ("_inter_node_state", "_handle", "_exec_order_data")
+_HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
-def _modules(model: torch.nn.Module) -> Iterator[tuple[str, FullyShardedDataParallel]]:
+def _modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    home = sys.modules.get(_HOME)
+    if home is None:
+        return
     for path, module in model.named_modules():
-        if isinstance(module, FullyShardedDataParallel):
+        if isinstance(module, home.FullyShardedDataParallel):
             clean = path.replace("_fsdp_wrapped_module.", "").replace("_fsdp_wrapped_module", "")
             yield clean.replace("_checkpoint_wrapped_module", "") or "root", module
 
 
-def references(model: torch.nn.Module) -> Iterator[Reference]:
+def references(model: torch.nn.Module) -> Iterator[Attribute]:
     """Yield every cached group of every FSDP module, objects shared by modules once."""
     seen: set[int] = set()
     for path, module in _modules(model):
         own = vars(module)
         for key in _OWN_GROUPS:
             if own.get(key) is not None:
-                yield Reference(module, key, f"{path}.{key}")
+                yield Attribute(module, key, f"{path}.{key}")
         for part in _PARTS:
             holder = own.get(part)
             if holder is None or id(holder) in seen:
@@ -53,40 +55,54 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:
             seen.add(id(holder))
             # May still be None: the execution order gets its group in the first forward pass.
             if hasattr(holder, "process_group"):
-                yield Reference(holder, "process_group", f"{path}.{part}.process_group")
+                yield Attribute(holder, "process_group", f"{path}.{part}.process_group")
 
 
-def watch(model: torch.nn.Module) -> Watch:
-    """Collect every module's state once; return what looks for signs of an update under way.
+def watch(model: torch.nn.Module) -> _Watch:
+    """Collect once what tells an update under way in `model`."""
+    return _Watch(model)
+
+
+def adopt(holder: Holder) -> None:
+    """Nothing: all places are there when the model is wrapped."""
+
+
+class _Watch:
+    """Looks for signs of an update under way in a model, whose modules are collected once.
 
     A flat parameter's gradient is no such sign: with `use_orig_params` it stays
     set until the next backward. An unfinished forward graph leaves no sign at
     all, which is why only a boundary declared by the caller counts.
     """
-    modules = [(path, vars(module)) for path, module in _modules(model)]
-    parameters = list(model.named_parameters())
 
-    def violations() -> Iterator[str]:
-        for path, own in modules:
-            yield from _module_violations(path, own)
-        for path, parameter in parameters:
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Collect the state of every FSDP module."""
+        modules = list(_modules(model))
+        self._modules = [(path, vars(module)) for path, module in modules]
+        self._handles = [
+            (path, vars(module._handle), vars(module._handle.flat_param))
+            for path, module in modules
+            if vars(module).get("_handle") is not None
+        ]
+        self._parameters = list(model.named_parameters()) if modules else []
+
+    def structure(self) -> Iterator[str]:
+        """Yield modules and flat parameters that are not idle."""
+        for path, own in self._modules:
+            state = own["training_state"]
+            if state.name != "IDLE":
+                yield f"{path}: training_state is {state.name}, not IDLE"
+            if own.get("_post_backward_callback_queued"):
+                yield f"{path}: a post-backward callback is queued"
+        for path, handle, parameter in self._handles:
+            state = handle["_training_state"]
+            if state.name != "IDLE":
+                yield f"{path}: the flat parameter's state is {state.name}, not IDLE"
+            if parameter.get("_saved_grad_shard") is not None:
+                yield f"{path}: a reduced gradient shard waits to be accumulated"
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the gradients of the parameters as the optimizer sees them."""
+        for path, parameter in self._parameters:
             if parameter.grad is not None:
-                yield f"{path}: has a gradient that no optimizer step has consumed and cleared"
-
-    return violations
-
-
-def _module_violations(path: str, own: dict[str, Any]) -> Iterator[str]:
-    state = own["training_state"]
-    if state is not TrainingState.IDLE:
-        yield f"{path}: training_state is {state.name}, not IDLE"
-    if own.get("_post_backward_callback_queued"):
-        yield f"{path}: a post-backward callback is queued"
-    handle = own.get("_handle")
-    if handle is None:
-        return
-    state = vars(handle)["_training_state"]
-    if state is not HandleTrainingState.IDLE:
-        yield f"{path}: the flat parameter's state is {state.name}, not IDLE"
-    if vars(handle.flat_param).get("_saved_grad_shard") is not None:
-        yield f"{path}: a reduced gradient shard waits to be accumulated"
+                yield path, parameter.grad

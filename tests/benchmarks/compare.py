@@ -126,7 +126,10 @@ def store(record: Mapping[str, Any], path: Path) -> None:
             "python_version": machine.get("python_version", "unknown"),
         },
         "benchmarks": [
-            {"fullname": entry["fullname"], "extra_info": entry["extra_info"]}
+            {
+                "fullname": entry["fullname"],
+                "extra_info": {k: v for k, v in entry["extra_info"].items() if k != "pairs"},
+            }
             for entry in sorted(record["benchmarks"], key=lambda entry: entry["fullname"])
             if "ratio_to_floor" in entry.get("extra_info", {})
         ],

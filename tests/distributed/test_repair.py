@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import accelpact
 from accelpact import _communicator
+from accelpact._boundary import Boundary
 from accelpact._control import ControlPlane
 from tests.distributed import ranks, trainee
 
@@ -172,7 +173,7 @@ def _repair_often(rank: Rank, times: int) -> tuple[str, list[dict[str, int]]]:
     for time_ in range(times):
         if rank.number in COLUMNS[0]:
             trainee.repair(job, pact)
-            pact.reaper.join()
+            pact.audits.join()
         _wait_until(lambda expected=time_ + 1: expected == pact.generation)
         dist.barrier()
         held.append(_held(store, threads=held[1]["threads"] if len(held) > 1 else None))
@@ -306,44 +307,54 @@ def _planes(rank: Rank, deadline: float = 20.0) -> list[ControlPlane]:
             prefix="fence",
             rank=number,
             world_size=2,
+            boundary=Boundary(),
             deadline=deadline,
+            patience=deadline,
             on_abort=rank.report,
         )
         for number in range(2)
     ]
 
 
+def _announce(plane: ControlPlane) -> None:
+    plane.announce(1, group="g", ranks=[0], completed=-1, trigger="exception")
+
+
+def _frontiers(plane: ControlPlane) -> list[int]:
+    return [standing.frontier for standing in plane.admit(1, completed=-1).values()]
+
+
 def _step_while_pledged(rank: Rank) -> None:
     member, bystander = _planes(rank)
     for plane in (member, bystander):
-        plane.commit(5)
-    member.announce(1, group="g", ranks=[0])
-    assert [5, 5] == member.frontiers(1)
+        plane.boundary.commit(5)
+    _announce(member)
+    assert [5, 5] == _frontiers(member)
     step = _Started(bystander.before_step)
     assert not step.ended_within(0.3)
-    assert bystander.declared
+    assert bystander.boundary.declared
     member.release(1, members=1)
     assert step.ended_within(10)
-    assert not bystander.declared
+    assert not bystander.boundary.declared
 
 
 def _pledge_while_stepping(rank: Rank) -> None:
     member, bystander = _planes(rank)
-    member.commit(6)
-    bystander.commit(5)
+    member.boundary.commit(6)
+    bystander.boundary.commit(5)
     bystander.before_step()
-    member.announce(1, group="g", ranks=[0])
+    _announce(member)
     answers: list[list[int]] = []
-    asked = _Started(lambda: answers.append(member.frontiers(1)))
+    asked = _Started(lambda: answers.append(_frontiers(member)))
     assert not asked.ended_within(0.3)
-    bystander.commit(6)
+    bystander.boundary.commit(6)
     assert asked.ended_within(10)
     assert [[6, 6]] == answers
 
 
 def _pledge_without_a_verdict(rank: Rank) -> None:
     member, _ = _planes(rank, deadline=1.0)
-    member.announce(1, group="g", ranks=[0])
+    _announce(member)
     threading.Event().wait(20)
 
 
@@ -351,15 +362,15 @@ def _abort_after_pledge(rank: Rank) -> None:
     member, _ = _planes(rank)
     # Its own thread would end the same process: only one of the two may report.
     member.close()
-    member.announce(1, group="g", ranks=[0])
+    _announce(member)
     member.abort(1, "said so")
     threading.Event().wait(20)
 
 
 def _close_all(rank: Rank) -> None:
     planes = _planes(rank)
-    planes[0].announce(1, group="g", ranks=[0])
-    planes[0].frontiers(1)
+    _announce(planes[0])
+    _frontiers(planes[0])
     planes[0].release(1, members=1)
     _wait_until(lambda: [1, 1] == [plane.released for plane in planes])
     for plane in planes:
@@ -373,16 +384,16 @@ def _close_one(rank: Rank) -> None:
     assert 1 == _control_threads()
     for update in range(1, 4):
         assert _Started(staying.before_step).ended_within(10)
-        staying.commit(update)
-    assert (3, 0, 0) == (staying.frontier, staying.pledged, staying.released)
+        staying.boundary.commit(update)
+    assert (3, 0, 0) == (staying.boundary.frontier, staying.pledged, staying.released)
     staying.close()
     assert 0 == _control_threads()
 
 
 def _close_while_pledged(rank: Rank) -> None:
     member, bystander = _planes(rank)
-    member.announce(1, group="g", ranks=[0])
-    member.frontiers(1)
+    _announce(member)
+    _frontiers(member)
     closing = _Started(bystander.close)
     assert not closing.ended_within(0.3)
     member.release(1, members=1)
@@ -473,7 +484,7 @@ def _die_in_repair(rank: Rank, phase: str) -> None:
 
     if rank.number == 0:
         owner, name = {
-            "admit": (pact.control, "frontiers"),
+            "admit": (pact.control, "admit"),
             "rebuild": (_communicator, "rebuild"),
             "validate": (_communicator, "probe"),
             "release": (pact.control, "release"),

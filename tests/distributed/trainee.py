@@ -91,6 +91,9 @@ def protect(rank: Rank, job: TrainingJob, **options: Any) -> Pact:
         prefix="accelpact/0",
         frontier=job.frontier,
         on_abort=rank.report,
+        drive="manual",
+        replacement="rebuild",
+        patience=options.get("deadline", 30.0),
         **options,
     )
 

@@ -1,0 +1,130 @@
+"""Letting go of retired groups, away from the training thread, and proving that they go.
+
+The destructor of a Gloo group joins its threads, which takes 15 to 20 ms, and with an operation
+in flight it blocks until that operation times out. So a thread holds the last reference.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from accelpact._audit import Audit, Finding
+from accelpact._communicator import Reaper
+from accelpact._errors import EXIT_STATUS, Reason
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from accelpact._audit import Holder
+    from accelpact._frameworks import Reference
+    from accelpact._pact import Pact
+    from accelpact._protocol import Repair
+
+_PATIENCE_S = 30.0
+
+
+class Auditing:
+    """What becomes of the groups that one pact retires.
+
+    Attributes:
+        findings: what the audits found, in the order of the repairs.
+    """
+
+    def __init__(self, pact: Pact) -> None:
+        """Hold nothing yet."""
+        self.findings: list[Finding] = []
+        self._pact = pact
+        self._reaper = Reaper()
+        self._kept: list[ProcessGroup] = []
+        self._thread: threading.Thread | None = None
+
+    def drop(self, group: ProcessGroup) -> None:
+        """Let go of a group that nobody else knows."""
+        self._reaper.take(group)
+        del group
+        self._reaper.release()
+
+    def take(self, group: ProcessGroup) -> None:
+        """Keep a group that is about to be retired."""
+        self._kept.append(group)
+
+    def abandon(self) -> None:
+        """Let go of what was taken, since its repair failed and the process ends."""
+        while self._kept:
+            self._reaper.take(self._kept.pop())
+        self._reaper.release()
+
+    def begin(self, done: Repair) -> None:
+        """Let go of what the repair `done` has retired, prove that it goes, and record it all."""
+        keep, self._kept = self._kept, []
+        if keep and self._pact.settings.audit:
+            self._thread = threading.Thread(
+                target=self._run,
+                args=(done, keep, self._thread),
+                name="accelpact-audit",
+                daemon=True,
+            )
+            self._thread.start()
+            return
+        for group in keep:
+            self._reaper.take(group)
+        keep.clear()
+        self._reaper.release()
+        self._record(done, None)
+
+    def join(self) -> None:
+        """Wait a bounded time until everything retired is gone."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_S)
+        self._reaper.join()
+
+    def _run(self, done: Repair, keep: list[ProcessGroup], before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        audit = Audit(keep[0], label=keep[0].group_name)
+        finding = audit.run(self._adopt, done.group, keep=keep)
+        self.findings.append(finding)
+        self._record(done, finding)
+        if not finding.clean:
+            self._refuse(done, finding)
+
+    def _adopt(self, holder: Holder) -> Reference | None:
+        for framework in self._pact.frameworks:
+            reference = framework.adopt(holder)
+            if reference is not None:
+                return reference
+        return None
+
+    def _record(self, done: Repair, finding: Finding | None) -> None:
+        self._pact.log.write(
+            "repair",
+            generation=done.generation,
+            group=done.group.group_name,
+            ranks=list(done.ranks),
+            frontier=done.frontier,
+            trigger=done.trigger,
+            phases_ms=done.phases_ms,
+            holders={
+                "rebound": [*done.holders, *(finding.adopted if finding else ())],
+                "redirected": list(finding.redirected) if finding else [],
+                "left": list(finding.left) if finding else [],
+            },
+            replacement=done.replacement,
+            audit=finding.native if finding else "nothing retired" if done.in_place else "off",
+        )
+
+    def _refuse(self, done: Repair, finding: Finding) -> None:
+        """End this process and all that depend on it: a stale reference corrupts in silence."""
+        pact = self._pact
+        reason = (
+            f"{Reason.STALE_REFERENCE.value}: rank {pact.rank}: expected nothing to reach the "
+            f"retired group {finding.label}; found {', '.join(finding.left)}"
+        )
+        pact.control.refuse(finding.label, done.ranks, reason, trigger="audit")
+        pact.say(f"rank {pact.rank} ends with status {EXIT_STATUS}: {reason}")
+        pact.reject(Reason.STALE_REFERENCE, reason, group=finding.label)
+        sys.stdout.flush()
+        os._exit(EXIT_STATUS)

@@ -1,0 +1,97 @@
+"""Where this rank is: between two updates, or inside one. Plain facts, kept by hooks.
+
+The training thread writes; the control thread reads, and the order of the writes is what the
+fence in `accelpact._control` relies on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class Boundary:
+    """What this rank has committed and whether it has begun anything since.
+
+    Attributes:
+        frontier: last committed update F.
+        entered: a forward pass that keeps a graph has begun since the last commit.
+        stepping: the optimizer's step has begun and is not committed.
+        waiting: name of the group in whose collective the training thread is, or None.
+        completed: boundary collectives that have completed, by name of the group.
+    """
+
+    __slots__ = (
+        "_consumed",
+        "_parameters",
+        "completed",
+        "entered",
+        "frontier",
+        "stepping",
+        "waiting",
+    )
+
+    def __init__(self, frontier: int = 0) -> None:
+        """Begin at the boundary after update `frontier`."""
+        self.frontier = frontier
+        self.entered = False
+        self.stepping = False
+        self.waiting: str | None = None
+        self.completed: Counter[str] = Counter()
+        self._parameters: list[torch.Tensor] = []
+        self._consumed: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    @property
+    def declared(self) -> bool:
+        """Whether nothing has begun since the last commit."""
+        return not (self.entered or self.stepping)
+
+    def commit(self, frontier: int) -> None:
+        """Make `frontier` the last committed update."""
+        self.frontier = frontier
+        self.entered = False
+        self.stepping = False
+
+    def consume(self) -> None:
+        """Note which gradients the optimizer's step has just applied."""
+        self._consumed = [
+            (weakref.ref(gradient), gradient._version)
+            for parameter in self._parameters
+            if (gradient := parameter.grad) is not None
+        ]
+
+    def outstanding(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+        """Return the paths of those `gradients` that no step has consumed."""
+        consumed = {(id(reference()), version) for reference, version in self._consumed}
+        return [
+            path
+            for path, gradient in gradients
+            if (id(gradient), gradient._version) not in consumed
+        ]
+
+    def notice_forward(self, model: torch.nn.Module) -> Callable[[], None]:
+        """Set `entered` when `model` begins a forward pass; return what stops that."""
+
+        def entering(*_: Any) -> None:
+            # An evaluation without gradients leaves nothing behind that a repair could spoil.
+            if torch.is_grad_enabled():
+                self.entered = True
+
+        remove: Callable[[], None] = model.register_forward_pre_hook(entering).remove
+        return remove
+
+    def notice_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Note the gradients that `optimizer` applies; return what stops that."""
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+        def stepped(*_: Any) -> None:
+            self.consume()
+
+        remove: Callable[[], None] = optimizer.register_step_post_hook(stepped).remove
+        return remove

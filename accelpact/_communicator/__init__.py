@@ -1,0 +1,40 @@
+"""Phase 4: describe, retire and rebuild a process group under its old name.
+
+Only the members of the group take part. Because the replacement has the old
+name, everything that resolves groups by name (device meshes, DTensor,
+functional collectives, compiled graphs) finds it without being told.
+
+`new_group` cannot do this: called by a subset it leaves the ranks with
+different group counters, and with `use_local_synchronization` a second
+replacement meets the store keys of the first.
+
+`_world` holds what is known of torch.distributed's maps, `_backends` what differs between
+backends, `_interrupt` how a thread is got out of a collective.
+"""
+
+from accelpact._communicator._backends import probe_device
+from accelpact._communicator._build import connect, probe, rebuild, rehearse, retire
+from accelpact._communicator._describe import Description, backend_objection, describe
+from accelpact._communicator._interrupt import interrupt, interrupt_by_name, prepare
+from accelpact._communicator._reaper import Reaper
+from accelpact._communicator._world import find, members, num_registered_groups, registered
+
+__all__ = [
+    "Description",
+    "Reaper",
+    "backend_objection",
+    "connect",
+    "describe",
+    "find",
+    "interrupt",
+    "interrupt_by_name",
+    "members",
+    "num_registered_groups",
+    "prepare",
+    "probe",
+    "probe_device",
+    "rebuild",
+    "registered",
+    "rehearse",
+    "retire",
+]

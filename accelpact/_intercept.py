@@ -1,0 +1,188 @@
+"""Standing in for torch.distributed's functions, so that a script takes part without a change.
+
+A call made with a retired group goes to its replacement. A collective at a committed boundary
+that fails is repaired and issued again with its input restored; the script gets the result of the
+last one. A collective inside an update that fails is left to the launcher, and all ranks that
+depend on this one are told at once.
+
+Calls that a compiler traces go to the original functions, which it knows.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from accelpact._collectives import Call, Function, functions, is_communication_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed import ProcessGroup
+
+    from accelpact._pact import Pact
+
+MAX_REPAIRS = 3
+"""Repairs for one call; if it fails yet again, the script gets the error."""
+
+
+class Intercept:
+    """This process's functions of torch.distributed, replaced until `remove`."""
+
+    def __init__(self, pact: Pact) -> None:
+        """Replace every function that takes a group, wherever a module names it."""
+        # It keeps a table of the originals, which it must not fill with the stand-ins.
+        import torch.distributed._functional_collectives  # noqa: F401
+
+        self._pact = pact
+        self._inside = False
+        self._places: list[tuple[dict[str, Any], str, Any]] = []
+        stand_ins = {id(each.original): self._stand_in(each) for each in functions()}
+        for module in list(sys.modules.values()):
+            if isinstance(module, types.ModuleType):
+                self._replace(vars(module), stand_ins)
+
+    def _replace(self, namespace: dict[str, Any], stand_ins: dict[int, Callable[..., Any]]) -> None:
+        for name, value in list(namespace.items()):
+            stand_in = stand_ins.get(id(value))
+            if stand_in is not None:
+                self._places.append((namespace, name, value))
+                namespace[name] = stand_in
+
+    def remove(self) -> None:
+        """Put the original functions back."""
+        for namespace, name, original in self._places:
+            namespace[name] = original
+        self._places.clear()
+
+    def _stand_in(self, function: Function) -> Callable[..., Any]:
+        original = function.original
+        handle = self._collective if function.is_collective else self._other
+
+        @functools.wraps(original)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            call = Call(function, args, kwargs)
+            del args, kwargs  # a retired group must not stay named by this frame
+            return handle(call)
+
+        return stand_in
+
+    def _other(self, call: Call) -> Any:
+        call.group = self._pact.redirects.current(call.group)
+        return call.make()
+
+    def _collective(self, call: Call) -> Any:
+        call.group = self._pact.redirects.current(call.group)
+        if self._inside:  # a part of a collective that is looked after as a whole
+            return call.make()
+        self._inside = True
+        try:
+            if self._pact.boundary.declared:
+                return self._at_boundary(call)
+            return self._in_update(call)
+        finally:
+            self._inside = False
+
+    def _in_update(self, call: Call) -> Any:
+        try:
+            return self._wait_in(call, call.make)
+        except RuntimeError as error:
+            if not is_communication_failure(error):
+                raise
+            self._pact.give_up(_group_of(call), error)
+
+    def _at_boundary(self, call: Call) -> Any:
+        copies = call.copy_input()
+        for repairs in range(MAX_REPAIRS + 1):
+            self._pact.join_pending()
+            call.group = self._pact.redirects.current(call.group)
+            try:
+                result = self._wait_in(call, call.make)
+            except RuntimeError as error:
+                if repairs == MAX_REPAIRS or not is_communication_failure(error):
+                    raise
+            else:
+                if isinstance(result, dist.Work):
+                    return _Reissued(self, call, result, copies)
+                if self.complete(_group_of(call)):
+                    return result
+            self.mend(call, copies)
+        raise AssertionError
+
+    def complete(self, group: ProcessGroup) -> bool:
+        """Count a completed collective; whether that stands.
+
+        It does not when a peer has failed in the same one meanwhile: then all members issue it
+        again. The count goes up before the notice is looked at; the control thread takes the
+        notice before it reads the count, so one of them sees the other.
+        """
+        completed, name = self._pact.boundary.completed, group.group_name
+        completed[name] += 1
+        notice = self._pact.control.pending
+        if notice is None or notice.group != name or completed[name] <= notice.completed:
+            return True
+        completed[name] -= 1
+        return False
+
+    def mend(self, call: Call, copies: list[torch.Tensor]) -> None:
+        """Repair the group of `call` and restore its input."""
+        call.group = self._pact.mend(_group_of(call))
+        call.restore_input(copies)
+
+    def _wait_in(self, call: Call, make: Callable[[], Any]) -> Any:
+        boundary = self._pact.boundary
+        boundary.waiting = _group_of(call).group_name
+        try:
+            return make()
+        finally:
+            boundary.waiting = None
+
+    def wait(self, work: dist.Work, call: Call, copies: list[torch.Tensor], *args: Any) -> bool:
+        """Wait for a collective that was issued at a boundary; issue it again if it fails."""
+        for repairs in range(MAX_REPAIRS + 1):
+            try:
+                done: bool = self._wait_in(call, functools.partial(work.wait, *args))
+            except RuntimeError as error:
+                if repairs == MAX_REPAIRS or not is_communication_failure(error):
+                    raise
+            else:
+                if self.complete(_group_of(call)):
+                    return done
+            self.mend(call, copies)
+            work = call.make()
+        raise AssertionError
+
+
+class _Reissued(dist.Work):
+    """A collective under way at a boundary, which is issued again if waiting for it fails."""
+
+    def __init__(
+        self, intercept: Intercept, call: Call, work: dist.Work, copies: list[torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self._intercept = intercept
+        self._call = call
+        self._work = work
+        self._copies = copies
+
+    def wait(self, *args: Any) -> bool:
+        """Wait until it has completed."""
+        return self._intercept.wait(self._work, self._call, self._copies, *args)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "wait" or name.startswith("_"):
+            return super().__getattribute__(name)
+        return getattr(super().__getattribute__("_work"), name)
+
+
+def _group_of(call: Call) -> ProcessGroup:
+    group = call.group or dist.group.WORLD
+    assert group is not None
+    return group

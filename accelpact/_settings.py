@@ -1,0 +1,51 @@
+"""What can be set, with its defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+
+REPLACEMENTS = ("auto", "rebuild", "reconfigure")
+DRIVES = ("auto", "manual")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Settings of one job; equal on all ranks."""
+
+    deadline: float = 30.0
+    """Seconds within which each step of a repair must happen."""
+    patience: float = 30.0
+    """Seconds for which a rank that is late, but whose heartbeats arrive, is waited for."""
+    beat: float = 0.5
+    """Seconds between heartbeats."""
+    silence: float = 2.0
+    """Seconds without a heartbeat after which a rank counts as dead."""
+    replacement: str = "auto"
+    """`rebuild` under the old name and rebind, `reconfigure` in place, or `auto`: the latter where
+    torch and the group can, else the former."""
+    drive: str = "auto"
+    """`auto`: an optimizer step commits, and a boundary collective that fails is repaired and
+    issued again. `manual`: the script calls `Pact.commit` and `Pact.repair`."""
+    audit: bool = True
+    """Whether a repair is followed by the proof that nothing names the retired group."""
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: names the field, what was expected and what was found.
+        """
+        for name in ("deadline", "patience", "beat", "silence"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{name}: expected seconds above 0; found {value!r}")
+        if self.silence < 2 * self.beat:
+            raise ValueError(
+                f"silence: expected at least two beats of {self.beat:g} s, so that one may come "
+                f"late; found {self.silence:g} s"
+            )
+        for name, allowed in (("replacement", REPLACEMENTS), ("drive", DRIVES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name}: expected {', '.join(allowed)}; found {getattr(self, name)!r}"
+                )

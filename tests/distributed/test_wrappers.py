@@ -1,0 +1,87 @@
+"""Every wrapper: groups of both dimensions are replaced, and training goes on bitwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+import accelpact
+from accelpact import _communicator
+from tests.distributed import ranks, wrappers
+
+if TYPE_CHECKING:
+    from accelpact import Pact
+    from tests.distributed.ranks import Rank
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
+
+CAN_RECONFIGURE = hasattr(c10d, "_reconfigure")
+
+
+def _replace(rank: Rank, kind: str, replacement: str) -> dict[str, Any]:
+    """Train without a fault, and again with groups replaced at the boundaries.
+
+    After update 1 one group of the first dimension, after update 2 all of every dimension, after
+    update 3 those of the first dimension ten times. What was replaced is cut off first, so that
+    whoever goes on using it fails.
+    """
+    wrappers.connect(rank)
+    build, dimensions = wrappers.WRAPPERS[kind]
+    expected = wrappers.train(build())
+    wrapped = build()
+    holders: dict[str, list[str]] = {}
+
+    def attach(model: Any, optimizer: Any) -> Pact:
+        return accelpact.attach(
+            model,
+            optimizer,
+            store=rank.store,
+            prefix="pact",
+            drive="manual",
+            replacement=replacement,
+            on_abort=rank.report,
+        )
+
+    def replace(pact: Pact, dimension: str) -> None:
+        group = wrapped.group(dimension)
+        _communicator.interrupt(group)
+        done = pact.repair(group)
+        del group
+        holders.setdefault(dimension, list(done.holders))
+
+    def at_boundary(pact: Pact, update: int) -> None:
+        if update == 1:
+            replace(pact, dimensions[0])
+        elif update == 2:
+            for dimension in dimensions:
+                replace(pact, dimension)
+        elif update == 3:
+            for _ in range(10):
+                replace(pact, dimensions[0])
+                pact.audits.join()
+        pact.audits.join()
+        assert all(finding.clean for finding in pact.audits.findings), pact.audits.findings
+        dist.barrier()
+
+    roots = wrappers.train(wrapped, attach=attach, at_boundary=at_boundary)
+    return {"expected": expected, "roots": roots, "holders": holders}
+
+
+@pytest.mark.parametrize("kind", sorted(wrappers.WRAPPERS))
+@pytest.mark.parametrize("replacement", ["rebuild", "reconfigure"])
+class TestReplacement:
+    """Groups of every dimension, once and ten times in a row."""
+
+    def test_training_goes_on_bitwise(self, kind: str, replacement: str) -> None:
+        """After every update each rank has the state of an uninterrupted run."""
+        if replacement == "reconfigure" and not CAN_RECONFIGURE:
+            pytest.skip("this torch cannot reconfigure a group in place")
+        found = ranks.values(ranks.run(_replace, kind, replacement, deadline=90.0))
+
+        for each in found:
+            assert each["expected"] == each["roots"]
+            for holders in each["holders"].values():
+                assert (replacement == "reconfigure") == (holders == [])
