@@ -63,9 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, text in (
         ("deadline", "seconds within which each step of a repair must happen"),
-        ("patience", "seconds for which a rank that is late but alive is waited for"),
-        ("beat", "seconds between heartbeats"),
-        ("silence", "seconds without a heartbeat after which a rank counts as dead"),
+        ("patience", "seconds for which a rank that is late is waited for"),
     ):
         default = getattr(defaults, name)
         add(f"--{name}", type=float, default=default, help=f"{text} (default %(default)s)")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,7 +97,9 @@ class Function:
 def functions() -> Iterator[Function]:
     """Yield the functions of torch.distributed that take a group."""
     for name, value in vars(c10d).items():
-        if not inspect.isfunction(value) or (name.startswith("_") and name not in _COLLECTIVES):
+        if type(value) is not types.FunctionType or (
+            name.startswith("_") and name not in _COLLECTIVES
+        ):
             continue
         parameters = list(inspect.signature(value).parameters)
         key = next((each for each in _GROUP_NAMES if each in parameters), None)

@@ -15,11 +15,7 @@ class Settings:
     deadline: float = 30.0
     """Seconds within which each step of a repair must happen."""
     patience: float = 30.0
-    """Seconds for which a rank that is late, but whose heartbeats arrive, is waited for."""
-    beat: float = 0.5
-    """Seconds between heartbeats."""
-    silence: float = 2.0
-    """Seconds without a heartbeat after which a rank counts as dead."""
+    """Seconds for which a rank that has not come to a repair yet is waited for."""
     replacement: str = "auto"
     """`rebuild` under the old name and rebind, `reconfigure` in place, or `auto`: the latter where
     torch and the group can, else the former."""
@@ -35,15 +31,10 @@ class Settings:
         Raises:
             ValueError: names the field, what was expected and what was found.
         """
-        for name in ("deadline", "patience", "beat", "silence"):
+        for name in ("deadline", "patience"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name}: expected seconds above 0; found {value!r}")
-        if self.silence < 2 * self.beat:
-            raise ValueError(
-                f"silence: expected at least two beats of {self.beat:g} s, so that one may come "
-                f"late; found {self.silence:g} s"
-            )
         for name, allowed in (("replacement", REPLACEMENTS), ("drive", DRIVES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(

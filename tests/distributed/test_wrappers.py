@@ -85,3 +85,53 @@ class TestReplacement:
             assert each["expected"] == each["roots"]
             for holders in each["holders"].values():
                 assert (replacement == "reconfigure") == (holders == [])
+
+
+def _replace_without(rank: Rank, kind: str, left_out: str) -> None:
+    """Train until a group is replaced by a runtime that does not know one of the frameworks."""
+    wrappers.connect(rank)
+    build, dimensions = wrappers.WRAPPERS[kind]
+    wrapped = build()
+
+    def attach(model: Any, optimizer: Any) -> Pact:
+        return accelpact.attach(
+            model,
+            optimizer,
+            store=rank.store,
+            prefix="pact",
+            drive="manual",
+            replacement="rebuild",
+            frameworks=[each for each in accelpact.FRAMEWORKS if each.name != left_out],
+            on_abort=rank.report,
+        )
+
+    def at_boundary(pact: Pact, update: int) -> None:
+        if update == 1:
+            pact.repair(wrapped.group(dimensions[0]))
+            pact.audits.join()
+            rank.report([list(finding.left) for finding in pact.audits.findings])
+            dist.barrier()
+
+    wrappers.train(wrapped, attach=attach, at_boundary=at_boundary)
+
+
+class TestAblation:
+    """The runtime does not know one framework, whose references stay."""
+
+    @pytest.mark.parametrize(
+        ("kind", "left_out", "place"),
+        [
+            ("fsdp1-groups", "fsdp1", "_inter_node_pg"),
+            ("fsdp2", "fsdp2", "replicate_process_group"),
+            ("fsdp2", "mesh", "_pg_registry"),
+            ("ddp", "ddp", "process_group"),
+        ],
+    )
+    def test_is_caught_by_the_audit(self, kind: str, left_out: str, place: str) -> None:
+        """Every rank ends, and the reason has the place that was forgotten."""
+        found = ranks.run(_replace_without, kind, left_out, deadline=60.0)
+
+        assert [accelpact.EXIT_STATUS] * 4 == [result.status for result in found], found
+        told = [str(report) for result in found for report in result.reports]
+        assert any(place in report for report in told), told
+        assert any(accelpact.Reason.STALE_REFERENCE.value in report for report in told), told
