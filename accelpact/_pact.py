@@ -43,6 +43,7 @@ class Pact:
         control: this rank's end of the control plane.
         index: places in the model that can name a group.
         watches: what tells a committed boundary.
+        joined: repairs since the last commit that had to come before one of this rank's own.
         redirects: where calls made with retired groups go.
         audits: proofs that nothing names a retired group.
         log: the runtime's own record.
@@ -70,6 +71,7 @@ class Pact:
         self.index = ReferenceIndex(model, frameworks)
         self.watches = [framework.watch(model) for framework in frameworks]
         self.redirects = Redirects()
+        self.joined: dict[str, Repair] = {}
         self.audits = Auditing(self)
         self._optimizer = optimizer
         self._model = model
@@ -111,6 +113,7 @@ class Pact:
         count, and a repair is refused.
         """
         self.boundary.commit(frontier)
+        self.joined.clear()
         if structure(self.watches):
             self.boundary.entered = True
 
@@ -148,7 +151,8 @@ class Pact:
         Raises:
             Rejected: see `accelpact._protocol.repair`. The process must end with `EXIT_STATUS`.
         """
-        return self._repair(group, completed=-1, notice=None)
+        done = self.joined.pop(group.group_name, None)
+        return done or self._repair(group, completed=-1, notice=None)
 
     def mend(self, group: ProcessGroup) -> ProcessGroup:
         """Repair `group` and return its replacement; a refusal ends this process."""

@@ -144,11 +144,9 @@ def _claim(pact: Pact, description: Description) -> int:
         if isinstance(claimed, int):
             return claimed
         other = claimed.group
-        repair(
-            pact,
-            _communicator.find(other),
-            completed=pact.boundary.completed[other],
-            notice=claimed,
+        counted = -1 if claimed.completed < 0 else pact.boundary.completed[other]
+        pact.joined[other] = repair(
+            pact, _communicator.find(other), completed=counted, notice=claimed
         )
 
 

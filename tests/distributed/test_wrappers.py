@@ -46,6 +46,7 @@ def _replace(rank: Rank, kind: str, replacement: str) -> dict[str, Any]:
         )
 
     def replace(pact: Pact, dimension: str) -> None:
+        dist.barrier()  # else it could cut a group that a peer's earlier call has repaired already
         group = wrapped.group(dimension)
         _communicator.interrupt(group)
         done = pact.repair(group)
