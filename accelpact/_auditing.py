@@ -6,14 +6,12 @@ in flight it blocks until that operation times out. So a thread holds the last r
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from accelpact._audit import Audit, Finding
 from accelpact._communicator import Reaper
-from accelpact._errors import EXIT_STATUS, Reason
+from accelpact._errors import Reason, Rejected
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -43,9 +41,9 @@ class Auditing:
 
     def drop(self, group: ProcessGroup) -> None:
         """Let go of a group that nobody else knows."""
-        self._reaper.take(group)
+        keep = [group]
         del group
-        self._reaper.release()
+        self._reap(keep)
 
     def take(self, group: ProcessGroup) -> None:
         """Keep a group that is about to be retired."""
@@ -53,9 +51,7 @@ class Auditing:
 
     def abandon(self) -> None:
         """Let go of what was taken, since its repair failed and the process ends."""
-        while self._kept:
-            self._reaper.take(self._kept.pop())
-        self._reaper.release()
+        self._reap(self._kept)
 
     def begin(self, done: Repair) -> None:
         """Let go of what the repair `done` has retired, prove that it goes, and record it all."""
@@ -69,10 +65,7 @@ class Auditing:
             )
             self._thread.start()
             return
-        for group in keep:
-            self._reaper.take(group)
-        keep.clear()
-        self._reaper.release()
+        self._reap(keep)
         self._record(done, None)
 
     def join(self) -> None:
@@ -80,6 +73,12 @@ class Auditing:
         if self._thread is not None:
             self._thread.join(_PATIENCE_S)
         self._reaper.join()
+
+    def _reap(self, keep: list[ProcessGroup]) -> None:
+        """Empty `keep`, whose groups go without an audit."""
+        while keep:
+            self._reaper.take(keep.pop())
+        self._reaper.release()
 
     def _run(self, done: Repair, keep: list[ProcessGroup], before: threading.Thread | None) -> None:
         if before is not None:
@@ -116,15 +115,11 @@ class Auditing:
             audit=finding.native if finding else "nothing retired" if done.in_place else "off",
         )
 
-    def _refuse(self, done: Repair, finding: Finding) -> None:
+    def _refuse(self, done: Repair, finding: Finding) -> NoReturn:
         """End this process and all that depend on it: a stale reference corrupts in silence."""
-        pact = self._pact
-        reason = (
-            f"{Reason.STALE_REFERENCE.value}: rank {pact.rank}: expected nothing to reach the "
-            f"retired group {finding.label}; found {', '.join(finding.left)}"
+        rejection = Rejected(
+            Reason.STALE_REFERENCE,
+            f"rank {self._pact.rank}: expected nothing to reach the retired group "
+            f"{finding.label}; found {', '.join(finding.left)}",
         )
-        pact.control.refuse(finding.label, done.ranks, reason, trigger="audit")
-        pact.say(f"rank {pact.rank} ends with status {EXIT_STATUS}: {reason}")
-        pact.reject(Reason.STALE_REFERENCE, reason, group=finding.label)
-        sys.stdout.flush()
-        os._exit(EXIT_STATUS)
+        self._pact.refuse(rejection, finding.label, done.ranks, trigger="audit")

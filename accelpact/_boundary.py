@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelpact._state import parameters
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -88,7 +90,7 @@ class Boundary:
 
     def notice_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Note the gradients that `optimizer` applies; return what stops that."""
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters = parameters(optimizer)
 
         def stepped(*_: Any) -> None:
             self.consume()

@@ -154,23 +154,22 @@ class Pact:
         done = self.joined.pop(group.group_name, None)
         return done or self._repair(group, completed=-1, notice=None)
 
-    def mend(self, group: ProcessGroup) -> ProcessGroup:
-        """Repair `group` and return its replacement; a refusal ends this process."""
+    def mend(self, group: ProcessGroup, notice: Notice | None = None) -> ProcessGroup:
+        """Repair `group`, by itself or on a peer's notice; a refusal ends this process.
+
+        Returns:
+            The replacement.
+        """
         completed = self.boundary.completed[group.group_name]
         try:
-            return self._repair(group, completed=completed, notice=None).group
+            return self._repair(group, completed=completed, notice=notice).group
         except Rejected as rejection:
             self._end(rejection)
 
     def join_pending(self) -> None:
         """Take part in repairs that peers have begun, before this rank issues anything more."""
         while (notice := self.control.pending) is not None:
-            group = _communicator.find(notice.group)
-            completed = self.boundary.completed[notice.group]
-            try:
-                self._repair(group, completed=completed, notice=notice)
-            except Rejected as rejection:
-                self._end(rejection)
+            self.mend(_communicator.find(notice.group), notice)
 
     def give_up(self, group: ProcessGroup, error: BaseException) -> NoReturn:
         """End this process and all that depend on it, since an update was struck."""
@@ -180,8 +179,14 @@ class Pact:
             f"{group.group_name} failed: {_first_line(error)}",
         )
         ranks = dist.get_process_group_ranks(group)
-        self.control.refuse(group.group_name, ranks, str(rejection), trigger="exception")
-        self.reject(rejection.reason, str(rejection), group=group.group_name)
+        self.refuse(rejection, group.group_name, ranks, trigger="exception")
+
+    def refuse(
+        self, rejection: Rejected, group: str, ranks: Sequence[int], *, trigger: str
+    ) -> NoReturn:
+        """End this process and all that depend on it, for a reason that concerns `group`."""
+        self.control.refuse(group, ranks, str(rejection), trigger=trigger)
+        self._reject(rejection.reason, str(rejection), group=group)
         self._end(rejection)
 
     def _repair(self, group: ProcessGroup, *, completed: int, notice: Notice | None) -> Repair:
@@ -189,10 +194,10 @@ class Pact:
         try:
             return repair(self, group, completed=completed, notice=notice)
         except Rejected as rejection:
-            self.reject(rejection.reason, str(rejection), group=name)
+            self._reject(rejection.reason, str(rejection), group=name)
             raise
 
-    def reject(self, reason: Reason, detail: str, *, group: str | None = None) -> None:
+    def _reject(self, reason: Reason, detail: str, *, group: str | None = None) -> None:
         """Record why this rank ends."""
         self.log.write(
             "reject",
@@ -203,7 +208,7 @@ class Pact:
             reason=detail,
         )
 
-    def say(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         """Tell whoever reads the script's output."""
         sys.stdout.flush()
         sys.stderr.write(f"accelpact: {text}\n")
@@ -211,7 +216,7 @@ class Pact:
 
     def _end(self, rejection: Rejected) -> NoReturn:
         """End this process at once: what else runs in it may be blocked and cannot be asked."""
-        self.say(
+        self._say(
             f"rank {self.rank} ends with status {EXIT_STATUS}, for the launcher to restart the "
             f"job from a checkpoint: {rejection}"
         )
@@ -221,10 +226,10 @@ class Pact:
     # -- called by the control plane's threads -------------------------------------------
 
     def _aborted(self, reason: str) -> None:
-        self.reject(Reason.PEER_ABORTED, reason)
+        self._reject(Reason.PEER_ABORTED, reason)
         self._on_abort(reason)
         if self.settings.drive == "auto":
-            self.say(f"rank {self.rank} ends with status {EXIT_STATUS}: {reason}")
+            self._say(f"rank {self.rank} ends with status {EXIT_STATUS}: {reason}")
 
     def _noticed(self, notice: Notice) -> None:
         self.log.write("notice", **_described(notice))

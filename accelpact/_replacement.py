@@ -27,7 +27,6 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from accelpact import _communicator
-from accelpact._communicator import interrupt
 from accelpact._errors import Reason, Rejected
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
     from accelpact._communicator import Description
-
-__all__ = ["Rebuild", "Reconfigure", "Replacement", "choose", "interrupt"]
 
 
 class Replacement(Protocol):
@@ -137,7 +134,7 @@ class Reconfigure:
         deadline: float,  # noqa: ARG002
     ) -> None:
         """Shut the connections down. Torch ends them too, but waits 10 ms for each to end."""
-        interrupt(group)
+        _communicator.interrupt(group)
 
     def build(
         self,

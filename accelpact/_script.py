@@ -15,11 +15,10 @@ from accelpact._boundary import Boundary
 from accelpact._discover import wrapped_models
 from accelpact._errors import Rejected
 from accelpact._pact import attach
+from accelpact._state import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from accelpact._pact import Pact
 
 
 class _Script:
@@ -28,7 +27,6 @@ class _Script:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.boundary = Boundary()
         self._settings = dict(settings)
-        self._pact: Pact | None = None
         self._hooked: dict[int, tuple[torch.nn.Module, Callable[[], None]]] = {}
         self._tried = False
 
@@ -43,21 +41,22 @@ class _Script:
         register_optimizer_step_pre_hook(self._stepping)
 
     def _made(self, optimizer: torch.optim.Optimizer) -> None:
-        for model in wrapped_models(_parameters(optimizer)):
+        for model in wrapped_models(parameters(optimizer)):
             self._hook(model)
 
     def _hook(self, model: torch.nn.Module) -> None:
         """Notice forward passes of `model`, and no longer those of its parts alone."""
         for module in model.modules():
-            _, remove = self._hooked.pop(id(module), (module, _nothing))
-            remove()
+            if id(module) in self._hooked:
+                _, remove = self._hooked.pop(id(module))
+                remove()
         self._hooked[id(model)] = (model, self.boundary.notice_forward(model))
 
     def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Attach at the first step of the first optimizer of a wrapped model."""
         if self._tried or not dist.is_initialized() or dist.get_world_size() < 2:
             return
-        models = wrapped_models(_parameters(optimizer))
+        models = wrapped_models(parameters(optimizer))
         if not models:
             return
         self._tried = True
@@ -66,7 +65,7 @@ class _Script:
                 self._hook(model)
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         try:
-            self._pact = attach(model, optimizer, boundary=self.boundary, **self._settings)
+            attach(model, optimizer, boundary=self.boundary, **self._settings)
         except (Rejected, OSError, KeyError) as error:
             sys.stderr.write(
                 f"accelpact: rank {dist.get_rank()}: not attached, the script runs without "
@@ -79,10 +78,6 @@ def protect(settings: Mapping[str, Any]) -> None:
     _Script(settings).install()
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def _after(kind: type, call: Callable[[Any], None]) -> None:
     """Have `call` told of every new object of exactly `kind`'s constructor, once it is made."""
     original = kind.__init__  # type: ignore[misc]
@@ -93,7 +88,3 @@ def _after(kind: type, call: Callable[[Any], None]) -> None:
         call(self)
 
     kind.__init__ = init  # type: ignore[misc]
-
-
-def _nothing() -> None:
-    """Take nothing off."""

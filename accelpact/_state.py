@@ -19,6 +19,11 @@ def clean_name(name: str) -> str:
     return name
 
 
+def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters of all groups of `optimizer`, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def application_state(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,

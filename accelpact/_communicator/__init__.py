@@ -12,12 +12,11 @@ replacement meets the store keys of the first.
 backends, `_interrupt` how a thread is got out of a collective.
 """
 
-from accelpact._communicator._backends import probe_device
 from accelpact._communicator._build import connect, probe, rebuild, rehearse, retire
 from accelpact._communicator._describe import Description, backend_objection, describe
 from accelpact._communicator._interrupt import interrupt, interrupt_by_name, prepare
 from accelpact._communicator._reaper import Reaper
-from accelpact._communicator._world import find, members, num_registered_groups, registered
+from accelpact._communicator._world import find, num_registered_groups, registered
 
 __all__ = [
     "Description",
@@ -28,11 +27,9 @@ __all__ = [
     "find",
     "interrupt",
     "interrupt_by_name",
-    "members",
     "num_registered_groups",
     "prepare",
     "probe",
-    "probe_device",
     "rebuild",
     "registered",
     "rehearse",

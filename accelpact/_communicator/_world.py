@@ -134,8 +134,3 @@ def find(name: str) -> ProcessGroup:
         f"expected a group {name} registered with torch.distributed; "
         f"found {', '.join(c10d._world.pg_names.values()) or 'none'}",
     )
-
-
-def members(group: ProcessGroup) -> tuple[int, ...]:
-    """Return the global ranks of the members of `group`, in group order."""
-    return tuple(dist.get_process_group_ranks(group))

@@ -11,7 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
     from torch.distributed import ProcessGroup
@@ -88,6 +88,20 @@ class _NoWatch:
 def no_watch(model: torch.nn.Module) -> Watch:  # noqa: ARG001
     """Nothing to collect."""
     return _NoWatch()
+
+
+def adopt_nothing(holder: Holder) -> Reference | None:  # noqa: ARG001
+    """Adopt no holder: all places of the framework were there when they were collected."""
+    return None
+
+
+def set_gradients(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield path and gradient of those of `parameters` that have one."""
+    for path, parameter in parameters:
+        if parameter.grad is not None:
+            yield path, parameter.grad
 
 
 class Framework(Protocol):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from accelpact._frameworks import Attribute
+from accelpact._frameworks import Attribute, adopt_nothing, set_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from accelpact._audit import Holder
     from accelpact._frameworks import Reference
 
 name = "ddp"
@@ -84,11 +83,6 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:
             yield Attribute(module, "process_group", f"{path}.process_group")
 
 
-def adopt(holder: Holder) -> Reference | None:  # noqa: ARG001
-    """Nothing: all places are there when the model is wrapped."""
-    return None
-
-
 class _Watch:
     """DDP has no state of its own between updates that Python shows: gradients tell."""
 
@@ -105,11 +99,12 @@ class _Watch:
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the gradients of all parameters."""
-        for path, parameter in self._parameters:
-            if parameter.grad is not None:
-                yield path, parameter.grad
+        return set_gradients(self._parameters)
 
 
 def watch(model: torch.nn.Module) -> _Watch:
     """Collect the parameters once."""
     return _Watch(model)
+
+
+adopt = adopt_nothing

@@ -14,14 +14,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from accelpact._frameworks import Attribute
+from accelpact._frameworks import Attribute, adopt_nothing, set_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-    from accelpact._audit import Holder
 
 name = "fsdp1"
 
@@ -63,10 +62,6 @@ def watch(model: torch.nn.Module) -> _Watch:
     return _Watch(model)
 
 
-def adopt(holder: Holder) -> None:
-    """Nothing: all places are there when the model is wrapped."""
-
-
 class _Watch:
     """Looks for signs of an update under way in a model, whose modules are collected once.
 
@@ -103,6 +98,7 @@ class _Watch:
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the gradients of the parameters as the optimizer sees them."""
-        for path, parameter in self._parameters:
-            if parameter.grad is not None:
-                yield path, parameter.grad
+        return set_gradients(self._parameters)
+
+
+adopt = adopt_nothing

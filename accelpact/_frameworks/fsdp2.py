@@ -14,14 +14,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from accelpact._frameworks import Attribute
+from accelpact._frameworks import Attribute, adopt_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-    from accelpact._audit import Holder
     from accelpact._frameworks import Reference
 
 name = "fsdp2"
@@ -67,11 +66,6 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:
                 for key in keys:
                     if hasattr(holder, key):
                         yield Attribute(holder, key, f"{where}.{part}.{key}")
-
-
-def adopt(holder: Holder) -> Reference | None:  # noqa: ARG001
-    """Nothing: all places are there when the model is wrapped."""
-    return None
 
 
 class _Watch:
@@ -124,3 +118,6 @@ class _Watch:
 def watch(model: torch.nn.Module) -> _Watch:
     """Collect states and parameters once."""
     return _Watch(model)
+
+
+adopt = adopt_nothing

@@ -10,7 +10,7 @@ import sys
 import types
 from typing import TYPE_CHECKING
 
-from accelpact._frameworks import no_watch
+from accelpact._frameworks import adopt_nothing, no_watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from accelpact._audit import Holder
     from accelpact._frameworks import Reference
 
 name = "functional"
@@ -58,9 +57,7 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:  # noqa: ARG001
     yield _Defaults()
 
 
-def adopt(holder: Holder) -> Reference | None:  # noqa: ARG001
-    """Nothing: the place is looked at anew at every repair."""
-    return None
-
-
 watch = no_watch
+
+
+adopt = adopt_nothing

@@ -210,3 +210,10 @@ def _end(processes: list[ForkProcess]) -> None:
 def _describe(result: Result) -> str:
     how = "was killed at the deadline" if result.status is None else f"status {result.status}"
     return f"rank {result.rank}: {how}; reports {result.reports}\n{result.error or ''}"
+
+
+def wait_until(condition: Callable[[], bool], patience: float = 20.0) -> None:
+    """Wait until `condition` holds, `patience` seconds at most."""
+    end = time.monotonic() + patience
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)

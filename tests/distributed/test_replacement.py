@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,147 +15,23 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 
-from accelpact import Rejected, _communicator, _replacement
+from accelpact import _communicator, _replacement
 from tests.distributed import ranks
+from tests.distributed.replacing import (
+    CAN_RECONFIGURE,
+    Blocked,
+    Job,
+    both,
+    needs_reconfigure,
+    refused,
+    standing,
+    total,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch.distributed import ProcessGroup
-
     from tests.distributed.ranks import Rank
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(60)]
-
-CAN_RECONFIGURE = hasattr(c10d, "_reconfigure")
-needs_reconfigure = pytest.mark.skipif(not CAN_RECONFIGURE, reason="torch cannot reconfigure")
-both = pytest.mark.parametrize(
-    "step", ["rebuild", pytest.param("reconfigure", marks=needs_reconfigure)]
-)
-
-
-class Job:
-    """A rank of a job of four, with groups."""
-
-    def __init__(self, rank: Rank) -> None:
-        """Connect the default group."""
-        self.number = rank.number
-        self.store = rank.store()
-        self.generation = 0
-        self.reaper = _communicator.Reaper()
-        dist.init_process_group(
-            "gloo",
-            store=dist.PrefixStore("world", rank.store()),
-            rank=rank.number,
-            world_size=rank.world_size,
-            timeout=timedelta(seconds=20),
-        )
-
-    def groups(self, *members: Sequence[int], timeout: float = 20) -> list[Any]:
-        """Make a group of each; all ranks call this."""
-        return [dist.new_group(list(each), timeout=timedelta(seconds=timeout)) for each in members]
-
-    def meet(self, name: str, num: int = 4) -> None:
-        """Wait for `num` ranks, without any group."""
-        self.store.add(f"meet/{name}", 1)
-        end = time.monotonic() + 20
-        while self.store.add(f"meet/{name}", 0) < num:
-            assert time.monotonic() < end
-            time.sleep(0.005)
-
-    def scope(self, generation: int) -> dist.PrefixStore:
-        return dist.PrefixStore(f"rendezvous/{generation}/", self.store)
-
-    def replace(self, step: str, group: ProcessGroup, *, deadline: float = 15) -> ProcessGroup:
-        """Replace `group` as a repair does."""
-        self.generation += 1
-        description = _communicator.describe(group)
-        way = _replacement.choose(step, group, description)
-        if way.retires:
-            self.reaper.take(group)
-        way.retire(group, description, deadline=deadline)
-        new = way.build(
-            group,
-            description,
-            store=self.scope(self.generation),
-            rank=self.number,
-            generation=self.generation,
-            deadline=deadline,
-        )
-        _communicator.probe(new, description, deadline=deadline)
-        return new
-
-    def forget(self) -> None:
-        """Delete the keys of the last generation, as the control plane does."""
-        for key in self.store.list_keys():
-            if key.startswith(f"rendezvous/{self.generation}/"):
-                self.store.delete_key(key)
-
-
-def total(group: ProcessGroup | None = None) -> float:
-    """Return the sum of the members' global ranks, computed by `group`."""
-    value = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(value, group=group)
-    return value.item()
-
-
-def standing(group: ProcessGroup) -> dict[str, Any]:
-    """Return what torch.distributed says of `group`."""
-    world = c10d._world
-    return {
-        "name": group.group_name,
-        "purpose": group.group_desc,
-        "found": dist.distributed_c10d._resolve_process_group(group.group_name) is group,
-        "ranks": dist.get_process_group_ranks(group),
-        "rank": dist.get_rank(group),
-        "size": dist.get_world_size(group),
-        "backend": dist.get_backend(group),
-        "config": dist.get_backend_config(group),
-        "timeout": _communicator.describe(group).timeout,
-        "tag": world.pg_to_tag[group],
-        "places": {
-            tag: each.index(group) for tag, each in world.tags_to_pg.items() if group in each
-        },
-        "others": len(world.pg_map) - 1,
-    }
-
-
-@contextlib.contextmanager
-def refused(found: dict[str, Any]) -> Iterator[None]:
-    """Note in `found` how what follows is refused, and after how long."""
-    begin = time.monotonic()
-    with pytest.raises(Rejected) as rejection:
-        yield
-    found["reason"] = rejection.value.reason.value
-    found["detail"] = rejection.value.detail
-    found["seconds"] = time.monotonic() - begin
-
-
-class Blocked:
-    """A thread that waits in a collective."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        """Begin, and be well in it."""
-        self.error: str | None = None
-        self._group = group
-        self._thread = threading.Thread(target=self._wait, daemon=True)
-        self._thread.start()
-        time.sleep(0.2)
-
-    def _wait(self) -> None:
-        try:
-            self._group.allreduce([torch.ones(1)]).wait()
-        except RuntimeError as error:
-            self.error = str(error)
-        finally:
-            del self._group
-
-    def released_after(self, seconds: float) -> float:
-        """Return how long it takes until the collective raises, `seconds` at most."""
-        begin = time.monotonic()
-        self._thread.join(seconds)
-        assert self.error is not None
-        return time.monotonic() - begin
 
 
 class TestReplace:
@@ -486,85 +360,6 @@ class TestUuid:
         assert mine == theirs
         assert 4 == len(set(mine))
         assert all(0 < each < 2**63 for each in mine)
-
-
-class TestInterrupt:
-    @both
-    @pytest.mark.parametrize("which", ["world", "group"])
-    def test_released_at_once(self, step: str, which: str) -> None:
-        """Threads blocked in a collective raise at once; the group works when it is replaced."""
-
-        def one(rank: Rank) -> dict[str, Any]:
-            job = Job(rank)
-            group, other = job.groups((0, 1, 2, 3), (0, 1, 2, 3))
-            group = dist.group.WORLD if which == "world" else group
-            found: dict[str, Any] = {"released": [], "took": []}
-            for _ in range(3):
-                if rank.number != 3:
-                    blocked = Blocked(group)
-                    job.meet(f"blocked {job.generation}", 3)
-                    if rank.number != 1:  # which is released by itself, not by a peer's interrupt
-                        job.meet(f"first {job.generation}", 3)
-                    begin = time.monotonic()
-                    assert _communicator.interrupt_by_name(group.group_name)
-                    found["took"].append(time.monotonic() - begin)
-                    found["released"].append(blocked.released_after(5))
-                    if rank.number == 1:
-                        job.meet(f"first {job.generation}", 3)
-                    begin = time.monotonic()
-                    with pytest.raises(RuntimeError):
-                        group.allreduce([torch.ones(1)]).wait()
-                    found["took"].append(time.monotonic() - begin)
-                job.meet(f"interrupted {job.generation}")
-                group = job.replace(step, group)
-                job.meet(f"replaced {job.generation}")
-                if rank.number == 0:
-                    job.forget()
-                job.meet(f"forgotten {job.generation}")
-            return found | {"sums": (total(group), total(other)), "rank": dist.get_rank()}
-
-        found = ranks.values(ranks.run(one))
-
-        assert [(6, 6)] * 4 == [each["sums"] for each in found]
-        assert [0, 1, 2, 3] == [each["rank"] for each in found]
-        assert max(seconds for each in found for seconds in each["released"] + each["took"]) < 0.5
-
-    def test_nothing_to_release(self) -> None:
-        """A name that no group has is no error."""
-
-        def one(rank: Rank) -> bool:
-            Job(rank)
-            return _communicator.interrupt_by_name("no such group")
-
-        assert [False] == ranks.values(ranks.run(one, world_size=1))
-
-    def test_shared_device(self) -> None:
-        """Groups that share a device cannot be told apart, so neither is interrupted."""
-
-        def one(rank: Rank) -> list[Any]:
-            job = Job(rank)
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_default_device()]
-            options._timeout = timedelta(seconds=20)
-            sharing = []
-            for number in range(2):
-                store = job.scope(number)
-                kind = dist.ProcessGroup.BackendType.GLOO
-                group = dist.ProcessGroup(store, rank.number, 2)
-                part = dist.PrefixStore("cpu/", store)
-                backend = dist.ProcessGroupGloo(part, rank.number, 2, options)
-                group._register_backend(torch.device("cpu"), kind, backend)
-                c10d._world.pg_map[group] = ("gloo", store)
-                sharing.append(group)
-            value = torch.ones(1)
-            found = [*map(_replacement.interrupt, sharing)]
-            sharing[0].allreduce([value]).wait()
-            job.meet("summed", 2)
-            for group in sharing:
-                del c10d._world.pg_map[group]
-            return [*found, value.item(), _replacement.interrupt(sharing[0])]
-
-        assert [[False, False, 2, True]] * 2 == ranks.values(ranks.run(one, world_size=2))
 
 
 class TestResources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,12 +14,26 @@ from accelpact import _communicator
 from tests.distributed import ranks, wrappers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accelpact import Pact
     from tests.distributed.ranks import Rank
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 
 CAN_RECONFIGURE = hasattr(c10d, "_reconfigure")
+
+
+def _attach(rank: Rank, **settings: Any) -> Callable[[Any, Any], Pact]:
+    """Return what attaches the runtime, driven by the test."""
+    return functools.partial(
+        accelpact.attach,
+        store=rank.store,
+        prefix="pact",
+        drive="manual",
+        on_abort=rank.report,
+        **settings,
+    )
 
 
 def _replace(rank: Rank, kind: str, replacement: str) -> dict[str, Any]:
@@ -32,18 +47,8 @@ def _replace(rank: Rank, kind: str, replacement: str) -> dict[str, Any]:
     build, dimensions = wrappers.WRAPPERS[kind]
     expected = wrappers.train(build())
     wrapped = build()
+    attach = _attach(rank, replacement=replacement)
     holders: dict[str, list[str]] = {}
-
-    def attach(model: Any, optimizer: Any) -> Pact:
-        return accelpact.attach(
-            model,
-            optimizer,
-            store=rank.store,
-            prefix="pact",
-            drive="manual",
-            replacement=replacement,
-            on_abort=rank.report,
-        )
 
     def replace(pact: Pact, dimension: str) -> None:
         dist.barrier()  # else it could cut a group that a peer's earlier call has repaired already
@@ -94,17 +99,8 @@ def _replace_without(rank: Rank, kind: str, left_out: str) -> None:
     build, dimensions = wrappers.WRAPPERS[kind]
     wrapped = build()
 
-    def attach(model: Any, optimizer: Any) -> Pact:
-        return accelpact.attach(
-            model,
-            optimizer,
-            store=rank.store,
-            prefix="pact",
-            drive="manual",
-            replacement="rebuild",
-            frameworks=[each for each in accelpact.FRAMEWORKS if each.name != left_out],
-            on_abort=rank.report,
-        )
+    known = [each for each in accelpact.FRAMEWORKS if each.name != left_out]
+    attach = _attach(rank, replacement="rebuild", frameworks=known)
 
     def at_boundary(pact: Pact, update: int) -> None:
         if update == 1:
