@@ -17,6 +17,7 @@ import time
 import traceback
 from datetime import timedelta
 from multiprocessing import connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -217,3 +218,19 @@ def wait_until(condition: Callable[[], bool], patience: float = 20.0) -> None:
     end = time.monotonic() + patience
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
+
+
+def num_threads(patience: float = 3.0) -> int:
+    """Count this process's threads, once two looks agree: one that was joined shows for a moment.
+
+    Args:
+        patience: seconds after which the last look counts.
+    """
+    end = time.monotonic() + patience
+    count = -1
+    while time.monotonic() < end:
+        before, count = count, len(list(Path("/proc/self/task").iterdir()))
+        if before == count:
+            break
+        time.sleep(0.1)
+    return count

@@ -186,7 +186,7 @@ def _held(store: dist.Store, *, threads: int | None) -> dict[str, int]:
     if threads is not None:
         ranks.wait_until(lambda: process.num_threads() <= threads, patience=5.0)
     return {
-        "threads": process.num_threads(),
+        "threads": ranks.num_threads(),
         "descriptors": process.num_fds(),
         "groups": accelpact.num_registered_groups(),
         "keys": store.num_keys(),
