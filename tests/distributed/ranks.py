@@ -234,3 +234,15 @@ def num_threads(patience: float = 3.0) -> int:
             break
         time.sleep(0.1)
     return count
+
+
+def meet(store: dist.Store, name: str, num: int, patience: float = 20.0) -> None:
+    """Wait for `num` ranks that come under the same new `name`, without any group.
+
+    Raises:
+        AssertionError: they do not come within `patience` seconds.
+    """
+    key = f"meet/{name}"
+    store.add(key, 1)
+    wait_until(lambda: store.add(key, 0) >= num, patience)
+    assert store.add(key, 0) >= num

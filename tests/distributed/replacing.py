@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from accelpact import Rejected, _communicator, _replacement
+from tests.distributed import ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,18 +46,22 @@ class Job:
             world_size=rank.world_size,
             timeout=timedelta(seconds=20),
         )
+        self._connected("world")
 
     def groups(self, *members: Sequence[int], timeout: float = 20) -> list[Any]:
         """Make a group of each; all ranks call this."""
-        return [dist.new_group(list(each), timeout=timedelta(seconds=timeout)) for each in members]
+        limit = timedelta(seconds=timeout)
+        made = [dist.new_group(list(each), timeout=limit) for each in members]
+        self._connected(f"groups {dist.distributed_c10d._world.group_count}")
+        return made
+
+    def _connected(self, name: str) -> None:
+        """Wait for all: to retire a group breaks a member that is still connecting to it."""
+        self.meet(name, dist.get_world_size())
 
     def meet(self, name: str, num: int = 4) -> None:
         """Wait for `num` ranks, without any group."""
-        self.store.add(f"meet/{name}", 1)
-        end = time.monotonic() + 20
-        while self.store.add(f"meet/{name}", 0) < num:
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        ranks.meet(self.store, name, num)
 
     def scope(self, generation: int) -> dist.PrefixStore:
         return dist.PrefixStore(f"rendezvous/{generation}/", self.store)

@@ -56,8 +56,11 @@ class Job:
         audit = Audit(keep[0], label=keep[0].group_name)
         description = _communicator.describe(keep[0])
         holders = [place for place in places if place.names(keep[0])]
-        _communicator.retire(keep[0], description, deadline=5)
         self.generation += 1
+        # To retire a group breaks a member that is still connecting to it.
+        meeting = f"{description.name}/{self.generation}"
+        ranks.meet(self.store, meeting, len(description.ranks))
+        _communicator.retire(keep[0], description, deadline=5)
         store = dist.PrefixStore(f"{description.name}/{self.generation}/", self.store)
         new = _communicator.rebuild(description, store=store, rank=self.rank.number)
         for holder in holders:

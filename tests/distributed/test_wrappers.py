@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,10 +49,12 @@ def _replace(rank: Rank, kind: str, replacement: str) -> dict[str, Any]:
     expected = wrappers.train(build())
     wrapped = build()
     attach = _attach(rank, replacement=replacement)
+    store, meetings = rank.store(), itertools.count()
     holders: dict[str, list[str]] = {}
 
     def replace(pact: Pact, dimension: str) -> None:
-        dist.barrier()  # else it could cut a group that a peer's earlier call has repaired already
+        # Else it could cut what a peer still waits in, or has repaired already.
+        ranks.meet(store, f"replace {next(meetings)}", rank.world_size)
         group = wrapped.group(dimension)
         _communicator.interrupt(group)
         done = pact.repair(group)
