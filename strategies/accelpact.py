@@ -11,7 +11,7 @@ from strategies._base import Outcome, Strategy, root_cause
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accelpact import Pact, Repair
+    from accelpact import Pact, ReferenceIndex, Repair
     from accelpact._frameworks import Framework
     from strategies._base import Failure, Job
 
@@ -27,6 +27,7 @@ class AccelPact(Strategy):
     frameworks: ClassVar[Sequence[Framework]] = accelpact.FRAMEWORKS
     audit: ClassVar[bool] = True
     _pact: Pact | None = None
+    _places: ReferenceIndex | None = None
     _repaired_here = False
 
     def attach(self, job: Job) -> None:
@@ -47,6 +48,8 @@ class AccelPact(Strategy):
             on_abort=lambda reason: job.emit("reject", reason=reason),
         )
         # integration: end
+        # With every framework, whatever the contender knows; here, since it walks the heap.
+        self._places = accelpact.ReferenceIndex(job.model, accelpact.FRAMEWORKS)
 
     def committed(self, job: Job) -> None:
         """Declare the boundary."""
@@ -80,11 +83,11 @@ class AccelPact(Strategy):
         return Outcome.EXIT
 
     def _record(self, job: Job, repair: Repair, *, old: object) -> None:
-        """Write phases and counts; every reference is looked up again, not trusted."""
+        """Write phases and counts; every place is looked at again, not trusted."""
         for phase, ms in repair.phases_ms.items():
             job.emit("phase", phase=phase, ms=ms, generation=repair.generation)
-        index = accelpact.ReferenceIndex(job.model, accelpact.FRAMEWORKS)
-        left = [reference.label for reference in index.holders(old)]
+        assert self._places is not None
+        left = [reference.label for reference in self._places.holders(old)]
         job.emit(
             "references",
             generation=repair.generation,
