@@ -113,6 +113,9 @@ def _environment(run: RunSpec, *, port: int) -> dict[str, str]:
         "ACCELPACT_STORE": f"127.0.0.1:{port}",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        # Stores look up their peers' names for their logs; a name server that does not answer costs
+        # 5 s by default, and those who reconnect would be charged with it.
+        "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
         "PYTHONUNBUFFERED": "1",
         # cuBLAS is deterministic only with a workspace of a fixed size; CPU ranks ignore it.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DDP = str(EXAMPLES / "train_ddp.py")
 HSDP = str(EXAMPLES / "train_hsdp.py")
+_GROUPS: list[dist.ProcessGroup | None] = []
 
 
 def run(
@@ -84,12 +85,19 @@ def _run_bare(script: str, arguments: list[str]) -> None:
 
 
 def _collect_optimizers() -> list[torch.optim.Optimizer]:
+    """Keep every optimizer that is made from now on, and the default group of that moment.
+
+    A DDP module that is the last to hold a Gloo group frees it without letting go of the
+    interpreter's lock; if a worker of the group wants that lock, neither ends (torch 2.13.0, within
+    hundreds of trials with no runtime attached; not seen once somebody else holds the group).
+    """
     made: list[torch.optim.Optimizer] = []
     original = torch.optim.Optimizer.__init__
 
     def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         made.append(self)
+        _GROUPS.append(dist.group.WORLD)
 
     torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
     return made
