@@ -26,6 +26,10 @@ class Reason(enum.Enum):
     """The replacement group did not compute the right sum."""
     ONE_SIDED = "reject_one_sided"
     """Some members have completed the collective that failed on others, and went on."""
+    RANK_SILENT = "reject_rank_silent"
+    """A rank that is needed has given no heartbeat for longer than `silence`."""
+    RANK_GONE = "reject_rank_gone"
+    """A rank that is needed has said farewell."""
     PEER_ABORTED = "reject_peer_aborted"
     """Another rank refused or failed during this repair."""
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store
 
-    from accelpact._control import Notice
     from accelpact._frameworks import Framework
+    from accelpact._messages import Notice
 
 
 class Pact:
@@ -88,6 +88,7 @@ class Pact:
             boundary=self.boundary,
             deadline=settings.deadline,
             patience=settings.patience,
+            silence=settings.silence,
             on_abort=self._aborted,
             interrupt=_communicator.interrupt_by_name,
             on_notice=self._noticed,
@@ -173,20 +174,23 @@ class Pact:
 
     def give_up(self, group: ProcessGroup, error: BaseException) -> NoReturn:
         """End this process and all that depend on it, since an update was struck."""
-        rejection = Rejected(
-            Reason.UNCOMMITTED_BOUNDARY,
-            f"update {self.frontier + 1} was under way when a collective of group "
-            f"{group.group_name} failed: {_first_line(error)}",
+        rejection = self._struck(
+            f"a collective of group {group.group_name} failed: {_first_line(error)}"
         )
         ranks = dist.get_process_group_ranks(group)
         self.refuse(rejection, group.group_name, ranks, trigger="exception")
+
+    def _struck(self, what: str) -> Rejected:
+        return Rejected(
+            Reason.UNCOMMITTED_BOUNDARY, f"update {self.frontier + 1} was under way when {what}"
+        )
 
     def refuse(
         self, rejection: Rejected, group: str, ranks: Sequence[int], *, trigger: str
     ) -> NoReturn:
         """End this process and all that depend on it, for a reason that concerns `group`."""
         self.control.refuse(group, ranks, str(rejection), trigger=trigger)
-        self._reject(rejection.reason, str(rejection), group=group)
+        self._reject(rejection.reason, str(rejection), group=group, trigger=trigger)
         self._end(rejection)
 
     def _repair(self, group: ProcessGroup, *, completed: int, notice: Notice | None) -> Repair:
@@ -194,17 +198,21 @@ class Pact:
         try:
             return repair(self, group, completed=completed, notice=notice)
         except Rejected as rejection:
-            self._reject(rejection.reason, str(rejection), group=name)
+            trigger = "notice" if notice else "exception"
+            self._reject(rejection.reason, str(rejection), group=name, trigger=trigger)
             raise
 
-    def _reject(self, reason: Reason, detail: str, *, group: str | None = None) -> None:
-        """Record why this rank ends."""
+    def _reject(
+        self, reason: Reason, detail: str, *, trigger: str, group: str | None = None
+    ) -> None:
+        """Record why this rank ends, and what was noticed first."""
         self.log.write(
             "reject",
             generation=self.control.released + 1,
             group=group,
             frontier=self.frontier,
-            trigger=reason.value,
+            trigger=trigger,
+            kind=reason.value,
             reason=detail,
         )
 
@@ -225,8 +233,8 @@ class Pact:
 
     # -- called by the control plane's threads -------------------------------------------
 
-    def _aborted(self, reason: str) -> None:
-        self._reject(Reason.PEER_ABORTED, reason)
+    def _aborted(self, reason: str, trigger: str) -> None:
+        self._reject(Reason.PEER_ABORTED, reason, trigger=trigger)
         self._on_abort(reason)
         if self.settings.drive == "auto":
             self._say(f"rank {self.rank} ends with status {EXIT_STATUS}: {reason}")
@@ -246,7 +254,7 @@ class Pact:
             Rejected: `reject_deadline`, if not all ranks meet.
         """
         self.boundary.commit(frontier)
-        self.control.rehearse()
+        self.control.meet(self.index.model_groups())
         world = dist.group.WORLD
         assert world is not None
         if dist.get_backend(world) == "gloo":  # other communicators are too dear to build for this
@@ -293,7 +301,8 @@ class Pact:
         self._excepthook(kind, error, trace)
         world = dist.group.WORLD
         if is_communication_failure(error) and world is not None:
-            self.give_up(world, error)
+            rejection = self._struck(f"a collective failed: {_first_line(error)}")
+            self.refuse(rejection, "unknown", [self.rank], trigger="exception")
 
 
 def attach(

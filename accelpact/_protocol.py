@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from accelpact._communicator import Description
-    from accelpact._control import Notice, Standing
+    from accelpact._messages import Notice, Standing
     from accelpact._pact import Pact
 
 
@@ -90,7 +90,7 @@ def repair(
             step = _replacement.choose(pact.settings.replacement, group, description)
             check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):
-            standings = control.admit(generation, completed=completed)
+            standings = control.admit(generation, ranks=description.ranks, completed=completed)
             frontier = _agree(standings, description.ranks, own=standings[pact.rank])
         with clock.phase("retire"):
             holders = pact.index.holders(group)
@@ -160,8 +160,8 @@ def _agree(standings: Mapping[int, Standing], members: tuple[int, ...], *, own: 
     if set(frontiers.values()) != {own.frontier}:
         raise Rejected(
             Reason.FRONTIER_MISMATCH,
-            f"expected all ranks to have committed update {own.frontier}, as this one has; "
-            f"found {frontiers}",
+            f"expected all ranks that depend on the group to have committed update "
+            f"{own.frontier}, as this one has; found {frontiers}",
         )
     completed = {rank: standings[rank].completed for rank in members}
     if set(completed.values()) != {own.completed}:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
+from accelpact import _communicator
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -18,9 +22,13 @@ class ReferenceIndex:
 
     def __init__(self, model: torch.nn.Module, frameworks: Sequence[Framework]) -> None:
         """Walk `model` once with every framework."""
-        self._references: list[Reference] = [
-            reference for framework in frameworks for reference in framework.references(model)
-        ]
+        self._references: list[Reference] = []
+        self._of_model: list[Reference] = []
+        for framework in frameworks:
+            found = list(framework.references(model))
+            self._references += found
+            if framework.synchronizes:
+                self._of_model += found
 
     def __len__(self) -> int:
         """Number of places."""
@@ -29,6 +37,18 @@ class ReferenceIndex:
     def holders(self, group: ProcessGroup) -> list[Reference]:
         """References that are `group`, by identity."""
         return [reference for reference in self._references if reference.names(group)]
+
+    def model_groups(self) -> list[list[int]]:
+        """Return the ranks of each group through which the model is kept in step.
+
+        All ranks in one, if the model names none: nothing is known of it then.
+        """
+        groups = [
+            dist.get_process_group_ranks(group)
+            for group in _communicator.registered()
+            if any(reference.names(group) for reference in self._of_model)
+        ]
+        return groups or [list(range(dist.get_world_size()))]
 
 
 def rebind(holders: Iterable[Reference], new: ProcessGroup) -> int:

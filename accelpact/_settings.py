@@ -16,6 +16,9 @@ class Settings:
     """Seconds within which each step of a repair must happen."""
     patience: float = 30.0
     """Seconds for which a rank that has not come to a repair yet is waited for."""
+    silence: float = 2.0
+    """Seconds after which a rank whose heartbeat is missing counts as silent; it beats four times
+    as often."""
     replacement: str = "auto"
     """`rebuild` under the old name and rebind, `reconfigure` in place, or `auto`: the latter where
     torch and the group can, else the former."""
@@ -31,7 +34,7 @@ class Settings:
         Raises:
             ValueError: names the field, what was expected and what was found.
         """
-        for name in ("deadline", "patience"):
+        for name in ("deadline", "patience", "silence"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name}: expected seconds above 0; found {value!r}")

@@ -112,6 +112,9 @@ class Framework(Protocol):
     """
 
     name: str
+    synchronizes: bool
+    """Whether the model is kept in step through the groups that it references: ranks that share
+    one depend on one another."""
 
     def references(self, model: torch.nn.Module) -> Iterator[Reference]:
         """Yield every place in `model` that can name a process group."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from accelpact._frameworks import Reference
 
 name = "ddp"
+synchronizes = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 name = "fsdp1"
+synchronizes = True
 
 _OWN_GROUPS = ("process_group", "_inter_node_pg")
 _PARTS = ("_inter_node_state", "_handle", "_exec_order_data")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from accelpact._frameworks import Reference
 
 name = "fsdp2"
+synchronizes = True
 
 _HOME = "torch.distributed.fsdp._fully_shard._fully_shard"
 _MESH_INFOS = ("mesh_info", "post_forward_mesh_info")

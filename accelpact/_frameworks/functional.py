@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from accelpact._frameworks import Reference
 
 name = "functional"
+synchronizes = False
 
 _HOME = "torch.distributed.nn.functional"
 

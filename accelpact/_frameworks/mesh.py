@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from accelpact._frameworks import Reference
 
 name = "mesh"
+synchronizes = False
 
 _HOME = "torch.distributed.device_mesh"
 

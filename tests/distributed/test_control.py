@@ -73,7 +73,7 @@ def _planes(rank: Rank, deadline: float = 20.0) -> list[ControlPlane]:
             boundary=Boundary(),
             deadline=deadline,
             patience=deadline,
-            on_abort=rank.report,
+            on_abort=lambda reason, _: rank.report(reason),
         )
         for number in range(2)
     ]
@@ -84,7 +84,7 @@ def _announce(plane: ControlPlane) -> None:
 
 
 def _frontiers(plane: ControlPlane) -> list[int]:
-    return [standing.frontier for standing in plane.admit(1, completed=-1).values()]
+    return [standing.frontier for standing in plane.admit(1, ranks=[0], completed=-1).values()]
 
 
 def _step_while_pledged(rank: Rank) -> None:

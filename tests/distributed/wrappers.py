@@ -27,7 +27,8 @@ DIM = 16
 NUM_BLOCKS = 3
 UPDATES = 5
 ACCUMULATION = 2
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT_S = 20.0
+_PAIRS: list[ProcessGroup] = []
 
 
 class Block(nn.Module):
@@ -89,10 +90,18 @@ def fsdp2() -> Wrapped:
     return Wrapped(fully_shard(model, mesh=mesh), mesh.get_group)
 
 
+def pairs(timeout: float = TIMEOUT_S) -> list[ProcessGroup]:
+    """Ranks 0 and 2, and ranks 1 and 3; made by the first call."""
+    if not _PAIRS:
+        limit = timedelta(seconds=timeout)
+        _PAIRS.extend(dist.new_group([column, column + 2], timeout=limit) for column in range(2))
+    return _PAIRS
+
+
 def ddp(*, world: bool, static: bool = False) -> Wrapped:
     """Two independent pairs, or all ranks over the default group."""
-    pairs = [dist.new_group([column, column + 2], timeout=TIMEOUT) for column in range(2)]
-    mine = None if world else pairs[dist.get_rank() % 2]
+    made = pairs()
+    mine = None if world else made[dist.get_rank() % 2]
     model = DistributedDataParallel(plain(), process_group=mine, static_graph=static)
     name = (dist.group.WORLD if mine is None else mine).group_name
     return Wrapped(model, lambda _: accelpact._communicator.find(name))
@@ -114,14 +123,14 @@ WRAPPERS: dict[str, tuple[Callable[[], Wrapped], tuple[str, ...]]] = {
 """How each is built, and the dimensions whose groups it uses."""
 
 
-def connect(rank: Rank) -> None:
+def connect(rank: Rank, timeout: float = TIMEOUT_S) -> None:
     """Join the default group."""
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore("world", rank.store()),
         rank=rank.number,
         world_size=rank.world_size,
-        timeout=TIMEOUT,
+        timeout=timedelta(seconds=timeout),
     )
 
 

@@ -1,0 +1,168 @@
+"""The control thread: it answers for its rank while the training thread is blocked."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+import torch.distributed as dist
+
+from accelpact._errors import EXIT_STATUS, Reason
+from accelpact._messages import RELEASE, Notice, Standing
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from accelpact._control import ControlPlane
+
+_FOREVER = timedelta(days=30)
+_POLL_S = 50e-6
+
+
+class Answering:
+    """The control thread of one rank. What it decides is told in `accelpact._control`."""
+
+    def __init__(self, plane: ControlPlane, store: Store) -> None:
+        """Start the thread.
+
+        Args:
+            plane: the control plane that this belongs to.
+            store: a client that nobody else uses.
+        """
+        self._plane = plane
+        self._store = store
+        self._thread = threading.Thread(target=self._serve, name="accelpact-control", daemon=True)
+        self._thread.start()
+
+    def join(self, patience: float) -> None:
+        """Wait `patience` seconds at most for the thread to end."""
+        self._thread.join(patience)
+
+    def _serve(self) -> None:
+        generation = 1
+        try:
+            while self._answer(generation):
+                generation += 1
+        except dist.DistError as error:
+            if self._plane.pledged > self._plane.released:
+                self._die(f"the control plane was lost during generation {generation}: {error}")
+
+    def _answer(self, generation: int) -> bool:
+        """Wait for the next generation and see it through; whether there is to be another."""
+        self._store.set_timeout(_FOREVER)
+        told = self._store.get(f"wake/{generation}/{self._plane.rank}")
+        if self._plane.closing:
+            return False
+        notice = Notice.decode(told)
+        self._plane.on_notice(notice)
+        if self._plane.rank in self._plane.closure(notice.ranks):
+            self._take_part(notice)
+            verdict: str | None = self._verdict(notice)
+        else:
+            verdict = self._overhear(generation)
+        if verdict == RELEASE:
+            self._plane.on_release(notice)
+        with self._plane.changed:
+            self._plane.under_way = None
+            self._plane.released = max(self._plane.released, generation)
+            self._plane.changed.notify_all()
+        self._forget(generation)
+        # The farewell of a rank that closed meanwhile went to a key that was read already.
+        return not self._plane.closing
+
+    def _take_part(self, notice: Notice) -> None:
+        self._plane.limit = notice.frontier
+        self._plane.pledged = notice.generation
+        with self._plane.changed:
+            self._plane.under_way = notice
+            self._plane.changed.notify_all()
+        if notice.refused:
+            return
+        if self._plane.rank in notice.ranks:
+            self._summon(notice)
+            return
+        self._settle()
+        # A step that hangs may yet be applied: the frontier it would reach counts.
+        frontier = self._plane.boundary.frontier + self._plane.boundary.stepping
+        self._plane.publish(self._store, notice.generation, Standing(frontier=frontier))
+
+    def _overhear(self, generation: int) -> str | None:
+        """Wait until a repair of others is over, however it ends; None if nobody says."""
+        try:
+            self._store.set_timeout(self._plane.patience + self._plane.deadline)
+            return str(self._store.get(f"verdict/{generation}").decode())
+        except dist.DistStoreError:
+            return None
+
+    def _summon(self, notice: Notice) -> None:
+        """Have the training thread join, or refuse for it if it has gone past the failure."""
+        if notice.by == self._plane.rank:
+            return
+        with self._plane.changed:
+            self._plane.pending = notice
+            if self._plane.joined >= notice.generation:
+                self._plane.pending = None
+            self._plane.changed.notify_all()
+        if notice.completed < 0:
+            return
+        boundary = self._plane.boundary
+        completed = boundary.completed[notice.group]
+        has_begun = boundary.entered and boundary.frontier >= notice.frontier
+        if completed > notice.completed or has_begun:
+            doing = "begun the next update" if has_begun else "gone on"
+            self._plane.abort(
+                notice.generation,
+                f"{Reason.ONE_SIDED.value}: rank {self._plane.rank} has completed the collective "
+                f"of group {notice.group} that failed on rank {notice.by} after update "
+                f"{notice.frontier}, and has {doing}",
+            )
+        elif self._plane.pending is notice and boundary.waiting == notice.group:
+            self._plane.interrupt(notice.group)
+
+    def _verdict(self, notice: Notice) -> str:
+        """Wait for the verdict; end this process if it is not the release."""
+        key = f"verdict/{notice.generation}"
+        try:
+            self._store.wait([key], self._plane.patience + self._plane.deadline)
+        except dist.DistStoreError as error:
+            self._die(
+                f"expected a verdict on generation {notice.generation} within "
+                f"{(self._plane.patience + self._plane.deadline).total_seconds():g} s; {error}",
+                trigger=notice.trigger,
+            )
+        verdict = str(self._store.get(key).decode())
+        if verdict != RELEASE:
+            self._die(verdict, trigger=notice.trigger)
+        return verdict
+
+    def _settle(self) -> None:
+        """Wait until this rank has committed what the members have, and no step is under way.
+
+        It may still be on its way to that commit, and needs nobody for it. If it
+        does not get there, what it has is published, and the members refuse.
+        """
+        boundary, limit = self._plane.boundary, self._plane.limit
+        end = time.monotonic() + self._plane.patience.total_seconds() / 2
+        while (boundary.stepping or boundary.frontier < limit) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+
+    def _forget(self, generation: int) -> None:
+        """Delete what generation `generation` left in the store, once all have read its verdict."""
+        self._store.delete_key(f"wake/{generation}/{self._plane.rank}")
+        self._store.delete_key(f"standing/{generation}/{self._plane.rank}")
+        if self._store.add(f"over/{generation}", 1) < self._plane.world_size:
+            return
+        for name in ("claim", "done", "verdict", "over"):
+            self._store.delete_key(f"{name}/{generation}")
+        # Named by the backend, so they are looked up; torch before 2.9 cannot.
+        for key in getattr(self._store, "list_keys", list)():
+            if key.startswith(f"rendezvous/{generation}/"):
+                self._store.delete_key(key)
+
+    def _die(self, reason: str, *, trigger: str = "store") -> NoReturn:
+        """End this process: its training thread may be blocked and cannot be asked."""
+        self._plane.on_abort(reason, trigger)
+        os._exit(EXIT_STATUS)
