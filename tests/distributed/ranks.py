@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import math
 import multiprocessing
 import os
 import pickle
@@ -48,6 +49,8 @@ class Result:
     """The traceback of what the function raised."""
     status: int | None = None
     """Exit status; negative for a signal; None if the deadline passed."""
+    ended: float = math.inf
+    """When it ended, by `time.time()`."""
 
 
 class Rank:
@@ -190,7 +193,7 @@ def _collect(results: list[Result], channels: list[connection.Connection], end: 
             try:
                 message = channel.recv_bytes()
             except (EOFError, ConnectionError):
-                del waiting[channel]
+                waiting.pop(channel).ended = time.time()
                 continue
             kind, value = pickle.loads(message)  # noqa: S301  from a fork of this process
             if kind == "report":

@@ -94,7 +94,7 @@ class TestSilentRank:
 
         assert [REFUSED] * 4 == [result.status for result in found], found
         for result in found[:3]:
-            assert NOTICED_S > _ended(result) - _frozen(found), found
+            assert NOTICED_S > result.ended - _frozen(found), found
         for rank in range(3):
             (reject,) = scripts.events(tmp_path, rank, "reject")
             assert ("heartbeat", True) == (reject["trigger"], SILENT in reject["reason"]), reject
@@ -107,7 +107,7 @@ class TestSilentRank:
         assert [REFUSED] * 4 == [result.status for result in found], found
         for rank, result in enumerate(found):
             if rank != which:
-                assert NOTICED_S > _ended(result) - _frozen(found), found
+                assert NOTICED_S > result.ended - _frozen(found), found
                 rejects = scripts.events(tmp_path, rank, "reject")
                 assert any(SILENT in each["reason"] for each in rejects), rejects
 
@@ -142,11 +142,7 @@ def _freeze_in_repair(rank: Rank, which: int, events: str) -> None:
     else:
         accelpact._communicator.probe = lambda *_, **__: _stand_still(rank)
     if rank.number in (0, 2):
-        try:
-            pact.repair(wrappers.pairs()[0])
-        except accelpact.Rejected as rejection:
-            rank.report((str(rejection), time.time()))
-            os._exit(REFUSED)
+        pact.mend(wrappers.pairs()[0])
     threading.Event().wait(30)
 
 
@@ -182,11 +178,11 @@ class TestRankThatEnds:
         for rank in (0, 1, 2):
             reasons = [each["reason"] for each in scripts.events(tmp_path, rank, "reject")]
             assert any({"exit": GONE, "_exit": SILENT}[how] in each for each in reasons), reasons
-            assert NOTICED_S > _ended(found[rank]) - _frozen(found)
+            assert NOTICED_S > found[rank].ended - _frozen(found)
 
 
 def _leave(rank: Rank, how: str, pact: accelpact.Pact) -> None:
-    rank.report(("frozen", time.time()))
+    rank.report(time.time())
     if how == "exit":
         pact.close()
     os._exit(0)
@@ -217,11 +213,7 @@ def _repair_after_leaving(rank: Rank, how: str, events: str) -> None:
         _leave(rank, how, pact)
     time.sleep(0.1)
     if rank.number in (0, 2):
-        try:
-            pact.repair(wrappers.pairs()[0])
-        except accelpact.Rejected as rejection:
-            rank.report((str(rejection), time.time()))
-            os._exit(REFUSED)
+        pact.mend(wrappers.pairs()[0])
     threading.Event().wait(30)
 
 
@@ -306,7 +298,6 @@ def _protected(
         store=rank.store,
         prefix="test",
         silence=SILENCE_S,
-        on_abort=lambda reason: rank.report((reason, time.time())),
         **options,
     )
     return model, optimizer, pact
@@ -320,15 +311,10 @@ def _update(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def _stand_still(rank: Rank) -> None:
     """Hold the interpreter's lock: no thread of this process gets to run."""
-    rank.report(("frozen", time.time()))
+    rank.report(time.time())
     ctypes.PyDLL(None).sleep(FROZEN_S)
 
 
 def _frozen(found: list[Result]) -> float:
-    (when,) = [at for result in found for what, at in result.reports if what == "frozen"]
+    (when,) = [when for result in found for when in result.reports]
     return float(when)
-
-
-def _ended(result: Result) -> float:
-    """When it last said why it ends."""
-    return max(float(at) for what, at in result.reports if what != "frozen")

@@ -81,9 +81,9 @@ def fsdp1(*, use_orig_params: bool, by_mesh: bool) -> Wrapped:
     return Wrapped(model, mesh.get_group)
 
 
-def fsdp2() -> Wrapped:
+def fsdp2(replicas: int = 2) -> Wrapped:
     """`fully_shard` on a 2-D mesh."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh("cpu", (replicas, 2), mesh_dim_names=("replicate", "shard"))
     model = plain()
     for block in model[:-1]:
         fully_shard(block, mesh=mesh)
