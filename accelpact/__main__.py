@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("deadline", "seconds within which each step of a repair must happen"),
         ("patience", "seconds for which a rank that is late is waited for"),
+        ("silence", "seconds after which a rank without a heartbeat counts as silent"),
     ):
         default = getattr(defaults, name)
         add(f"--{name}", type=float, default=default, help=f"{text} (default %(default)s)")
