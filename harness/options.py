@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.spec import PRESETS, Fault, Mesh, Schedule, Spec, SpecError, choose
+from harness.spec import PRESETS, WRAPPERS, Fault, Mesh, Schedule, Spec, SpecError, choose
 from harness.workload.corpus import Corpus
 from harness.workload.presets import find_workload, memory_needed
 from strategies import Layout, Timeouts
@@ -20,8 +20,10 @@ Preset = Annotated[str, typer.Option(help="Schedule: quick (12 updates) or paper
 Workload = Annotated[str, typer.Option(help="Model and batch; see `accelpact list workloads`.")]
 Strategies = Annotated[str, typer.Option(help="Contenders, comma-separated; default all.")]
 Blocks = Annotated[int | None, typer.Option(help="How often everything runs; default 1.")]
-MeshOption = Annotated[str, typer.Option("--mesh", help="Replicas x shards.")]
-Wrapper = Annotated[str, typer.Option(help="How the model is sharded: fsdp1.")]
+MeshOption = Annotated[
+    str | None, typer.Option("--mesh", help="Replicas x shards; default 2x2, for ddp 4x1.")
+]
+Wrapper = Annotated[str, typer.Option(help="How the model is spread: fsdp1, fsdp2 or ddp.")]
 Updates = Annotated[int | None, typer.Option(help="Optimizer updates of a run.")]
 CheckpointAt = Annotated[int | None, typer.Option(help="Update after which DCP saves.")]
 Faults = Annotated[
@@ -52,7 +54,7 @@ def make_spec(
     preset: str = "quick",
     workload: str = "tiny",
     blocks: int | None = None,
-    mesh: str = "2x2",
+    mesh: str | None = None,
     wrapper: str = "fsdp1",
     updates: int | None = None,
     checkpoint_at: int | None = None,
@@ -87,7 +89,7 @@ def make_spec(
         schedule=schedule,
         workload=workload,
         wrapper=wrapper,
-        mesh=Mesh.parse(mesh),
+        mesh=Mesh.parse(WRAPPERS[choose("wrapper", wrapper, WRAPPERS)] if mesh is None else mesh),
         device=device,
         dtype=chosen.dtype if dtype is None else dtype,
         activation_checkpointing=(
@@ -106,10 +108,12 @@ def make_spec(
         ),
         blocks=1 if blocks is None else blocks,
     )
-    from harness.workload.hsdp import check_layout
+    from harness.workload import wrappers
 
     size = spec.mesh.world_size
-    check_layout(Layout(rank=0, num_replicas=spec.mesh.replicate, shard_size=spec.mesh.shard))
+    wrappers.find(wrapper).check_layout(
+        Layout(rank=0, num_replicas=spec.mesh.replicate, shard_size=spec.mesh.shard)
+    )
     Corpus.load(spec.data).check(
         seq_len=chosen.seq_len, microbatch=chosen.microbatch, world_size=size
     )

@@ -13,7 +13,8 @@ from strategies import Timeouts
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16")
-WRAPPERS = ("fsdp1",)
+WRAPPERS = {"fsdp1": "2x2", "fsdp2": "2x2", "ddp": "4x1"}
+"""How the model is spread over the ranks -> the mesh if none is asked for."""
 LONGEST_S = 86_400.0
 """No deadline is longer than a day."""
 LARGEST_SEED = 2**63 - 1

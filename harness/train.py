@@ -62,6 +62,7 @@ class Trainer:
             dtype=getattr(torch, spec.dtype),
             activation_checkpointing=spec.activation_checkpointing,
             seed=spec.seed,
+            wrapper=spec.wrapper,
         )
         loader = Loader(
             Corpus.load(spec.data),
@@ -112,7 +113,9 @@ class Trainer:
         """Execute and commit one update, and digest the state it leads to."""
         job = self.job
         job.emit("begin", update=job.frontier + 1)
-        update = hsdp.train_update(job.model, job.optimizer, job.loader, self._workload)
+        update = hsdp.train_update(
+            job.model, job.optimizer, job.loader, self._workload, wrapper=self._run.spec.wrapper
+        )
         job.frontier += 1
         self._strategy.committed(job)
         job.emit(

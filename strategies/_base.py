@@ -123,10 +123,14 @@ class Layout:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Groups:
-    """The two process groups that HSDP is built on."""
+    """The process groups that the model is built on."""
 
     replicate: ProcessGroup
     shard: ProcessGroup
+    ddp: ProcessGroup | None = None
+    """What DistributedDataParallel is built on, where that cannot be `replicate`."""
+    ddp_hook: tuple[object, Callable[[Any, Any], Any]] | None = None
+    """State and function of the communication hook that then averages DDP's gradients."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

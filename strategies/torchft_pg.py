@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strategies._base import Groups, Outcome, Strategy, connect_shards
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from strategies._base import Attempt, Failure, Job
 
 
@@ -24,6 +26,7 @@ class TorchftProcessGroup(Strategy):
         """Use torch's groups for the shards and torchft's for the replicas."""
         shard = connect_shards(attempt)
         # integration: begin
+        import torch.distributed as dist
         from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
 
         kind = ProcessGroupNCCL if attempt.backend == "nccl" else ProcessGroupGloo
@@ -32,7 +35,13 @@ class TorchftProcessGroup(Strategy):
         self._configure(attempt)
         self._group.register("replicate")
         # integration: end
-        return Groups(replicate=self._group, shard=shard)
+        if attempt.layout.shard_size > 1:
+            return Groups(replicate=self._group, shard=shard)
+        # DDP on the wrapper itself would train on gradients that nobody has divided.
+        # integration: begin
+        hook = (self._group, _averaging(attempt.layout.num_replicas))
+        return Groups(replicate=self._group, shard=shard, ddp=dist.group.WORLD, ddp_hook=hook)
+        # integration: end
 
     def _configure(self, attempt: Attempt) -> None:
         """Rendezvous under a prefix that was never used: a reused one fails after 15 s."""
@@ -62,3 +71,17 @@ class TorchftProcessGroup(Strategy):
         job.emit("phase", phase="reconfigure", ms=(time.perf_counter() - start) * 1e3)
         job.emit("references", generation=self._generation - 1, rebound=0, left=0)
         return Outcome.RESUMED
+
+
+def _averaging(num_replicas: int) -> Callable[[Any, Any], Any]:
+    """Return a communication hook that averages DDP's gradients over torchft's group."""
+    # integration: begin
+    import torch.distributed as dist
+
+    def average(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP would read annotations
+        gradients = bucket.buffer().div_(num_replicas)
+        work = dist.all_reduce(gradients, group=group, async_op=True)
+        return work.get_future().then(lambda _: gradients)
+
+    return average
+    # integration: end
