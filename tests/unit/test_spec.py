@@ -17,6 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 import harness
+import strategies
 from harness import doctor, options
 from harness.cli import app
 from harness.spec import PRESETS, Fault, Mesh, Schedule, Spec, SpecError, choose
@@ -50,6 +51,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"mesh": "1x4"}, "mesh: expected at least 2 replicas and 1 shard, as in 2x2; found 1x4"),
     ({"mesh": "2x0"}, "mesh: expected at least 2 replicas and 1 shard, as in 2x2; found 2x0"),
     ({"mesh": "4x1"}, "mesh: expected at least 2 shards for fsdp1; found 4x1"),
+    ({"mesh": "4x1", "wrapper": "fsdp2"}, "mesh: expected at least 2 shards for fsdp2; found 4x1"),
+    ({"mesh": "2x2", "wrapper": "ddp"}, "mesh: expected 1 shard for ddp; found 2x2; use 4x1"),
     ({"checkpoint_at": 9}, "checkpoint-at: expected at most 8, the update of absent@boundary:8"),
     ({"checkpoint_at": 0}, "checkpoint-at: expected an update from 1 to 12; found 0"),
     ({"checkpoint_at": -1}, "checkpoint-at: expected an update from 1 to 12; found -1"),
@@ -80,7 +83,7 @@ TIMES: list[tuple[dict[str, float], str]] = [
 NAMES: list[tuple[dict[str, Any], str, str]] = [
     ({"preset": "papr"}, "preset", "paper"),
     ({"workload": "mistal-7b"}, "workload", "mistral-7b"),
-    ({"wrapper": "fsdp"}, "wrapper", "fsdp1"),
+    ({"wrapper": "fsdp_2"}, "wrapper", "fsdp2"),
     ({"device": "cud"}, "device", "cuda"),
     ({"dtype": "bfloat"}, "dtype", "bfloat16"),
     ({"fault": ["absnt@boundary:8"]}, "fault kind", "absent"),
@@ -122,6 +125,11 @@ class TestOptions:
 
         assert found.startswith(f"{field}: expected one of ")
         assert found.endswith(f"; did you mean {nearest!r}?")
+
+    @pytest.mark.parametrize(("wrapper", "mesh"), [("fsdp1", "2x2"), ("ddp", "4x1")])
+    def test_mesh_is_the_wrappers_by_default(self, wrapper: str, mesh: str) -> None:
+        """Without a shard dimension all four ranks are replicas."""
+        assert mesh == str(options.make_spec(wrapper=wrapper).mesh)
 
     def test_nothing_near(self) -> None:
         """A name like no other is offered none."""
@@ -448,9 +456,7 @@ class TestListings:
         """Every contender with availability, reason and version."""
         found = self.listed("strategies")
 
-        assert ["reference", "cold", "nvrx", "torchft_pg", "accelpact", "comm_only"] == [
-            each["name"] for each in found
-        ]
+        assert strategies.names() == [each["name"] for each in found]
         for each in found:
             assert {"name", "available", "reason", "version"} <= each.keys()
             assert bool(each["reason"]) is not each["available"]
