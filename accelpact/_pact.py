@@ -118,7 +118,9 @@ class Pact:
             self.boundary.entered = True
 
     def resume(self) -> None:
-        """Hook the model and the optimizer."""
+        """Hook the model, the optimizer and torch.distributed; nothing if that is so already."""
+        if self._hooks:
+            return
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step).remove,
             self.boundary.notice_step(self._optimizer),
@@ -127,9 +129,16 @@ class Pact:
             self._hooks.append(self.boundary.notice_forward(self._model))
         if self.settings.drive == "auto":
             self._hooks.append(self._optimizer.register_step_post_hook(self._after_step).remove)
+        if self._intercept is not None:
+            self._intercept.install()
+            self._hooks.append(self._intercept.remove)
 
     def pause(self) -> None:
-        """Take the hooks off: until `resume`, no boundary is recognized and no step is fenced."""
+        """Take all hooks off until `resume`: no boundary is recognized, no step is fenced.
+
+        Functions of torch.distributed are the original ones: what fails is not repaired, and
+        calls with a retired group go to it.
+        """
         for remove in self._hooks:
             remove()
         self._hooks = []
@@ -253,13 +262,13 @@ class Pact:
             store = self.control.rendezvous(0, "rehearsal")
             description = _communicator.describe(world)
             self.audits.drop(_communicator.rehearse(description, store=store, rank=self.rank))
-        self.resume()
         for group in _communicator.registered():
             _communicator.prepare(group)
         if self.settings.drive == "auto":
             self._intercept = Intercept(self)
             atexit.register(self.close)
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
+        self.resume()
         self.log.write(
             "attach",
             generation=0,
@@ -276,7 +285,6 @@ class Pact:
         self._closed = True
         self.pause()
         if self._intercept is not None:
-            self._intercept.remove()
             atexit.unregister(self.close)
             sys.excepthook = self._excepthook
         self.audits.join()

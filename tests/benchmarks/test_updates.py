@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 import accelpact
-from accelpact._intercept import Intercept
 from harness.stats import interval
 from harness.workload import hsdp as training
 from harness.workload.corpus import Corpus
@@ -124,24 +123,6 @@ def test_hooks(against_floor: AgainstFloor, benchmark: Any, wrapper: str) -> Non
         benchmark.extra_info["per_update_us"] = benchmark.stats.stats.min * 1e6
 
 
-class Toggle:
-    """Takes the runtime's work at every update off and on again."""
-
-    def __init__(self, pact: Pact, drive: str) -> None:
-        self._pact = pact
-        self._drive = drive
-
-    def off(self) -> None:
-        self._pact.pause()
-        if self._pact._intercept is not None:
-            self._pact._intercept.remove()
-
-    def on(self) -> None:
-        self._pact.resume()
-        if self._drive == "auto":
-            self._pact._intercept = Intercept(self._pact)
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("drive", ["manual", "auto"])
 def test_whole_updates(benchmark: Any, drive: str) -> None:
@@ -162,19 +143,18 @@ def test_whole_updates(benchmark: Any, drive: str) -> None:
             seed=1,
             device=torch.device("cpu"),
         )
-        toggle = Toggle(pact, drive)
 
         def timed(*, with_runtime: bool) -> float:
             """Seconds of one update; switching is not part of it."""
             if not with_runtime:
-                toggle.off()
+                pact.pause()
             start = time.perf_counter()
             training.train_update(built.model, built.optimizer, loader, chosen)
             if with_runtime and drive == "manual":
                 pact.commit(pact.frontier + 1)
             seconds = time.perf_counter() - start
             if not with_runtime:
-                toggle.on()
+                pact.resume()
             return seconds
 
         pairs: list[tuple[float, float]] = []
