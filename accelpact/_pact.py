@@ -14,6 +14,7 @@ import torch.distributed as dist
 from accelpact import _communicator, _frameworks
 from accelpact._auditing import Auditing
 from accelpact._boundary import Boundary
+from accelpact._capture import Capturing
 from accelpact._control import ControlPlane
 from accelpact._errors import EXIT_STATUS, Reason, Rejected
 from accelpact._events import DIRECTORY_VARIABLE, EventLog
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store
 
+    from accelpact._capture import Capture, Loader
     from accelpact._control import Notice
     from accelpact._frameworks import Framework
 
@@ -40,6 +42,7 @@ class Pact:
 
     Attributes:
         boundary: where this rank is.
+        captured: what this rank would have to be rewound to, as of its last committed boundary.
         control: this rank's end of the control plane.
         index: places in the model that can name a group.
         watches: what tells a committed boundary.
@@ -59,9 +62,12 @@ class Pact:
         settings: Settings,
         frameworks: Sequence[Framework],
         boundary: Boundary | None,
+        loader: Loader | None,
         on_abort: Callable[[str], None],
     ) -> None:
         """Index the model's references and connect to the control plane."""
+        self.captured: Capture
+        self._capturing = Capturing(loader)
         self.settings = settings
         self.boundary = boundary or Boundary()
         self._follows = boundary is None
@@ -110,12 +116,14 @@ class Pact:
         """Declare a committed boundary: update `frontier` is applied.
 
         While a module's own state says that an update is under way, the declaration does not
-        count, and a repair is refused.
+        count, nothing is captured, and a repair is refused.
         """
         self.boundary.commit(frontier)
         self.joined.clear()
         if structure(self.watches):
             self.boundary.entered = True
+        else:
+            self.captured = self._capturing.take(frontier)
 
     def resume(self) -> None:
         """Hook the model, the optimizer and torch.distributed; nothing if that is so already."""
@@ -255,6 +263,7 @@ class Pact:
             Rejected: `reject_deadline`, if not all ranks meet.
         """
         self.boundary.commit(frontier)
+        self.captured = self._capturing.take(frontier)
         self.control.rehearse()
         world = dist.group.WORLD
         assert world is not None
@@ -313,6 +322,7 @@ def attach(
     frontier: int = 0,
     frameworks: Sequence[Framework] = _frameworks.ALL,
     boundary: Boundary | None = None,
+    loader: Loader | None = None,
     on_abort: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Pact:
@@ -331,12 +341,14 @@ def attach(
         frontier: last update that is committed already, after a restore.
         frameworks: what knows the private parts of the model.
         boundary: where this rank is, if hooks keep that already; the model gets no hook then.
+        loader: what hands out the data, if its position is to be captured with the random states.
         on_abort: called with the reason just before this process is ended
             because a repair of its peers failed.
         settings: see `Settings`.
 
     Raises:
         Rejected: `reject_deadline`, if not every rank comes within `deadline`.
+        TypeError: `loader` cannot say where it is, or cannot be told.
         ValueError: a setting is out of its range.
     """
     # FSDP1's constructor leaves its arguments, the groups among them, in reference cycles. What
@@ -350,6 +362,7 @@ def attach(
         settings=Settings(**settings),
         frameworks=frameworks,
         boundary=boundary,
+        loader=loader,
         on_abort=on_abort or (lambda _: None),
     )
     pact.open(frontier)

@@ -31,8 +31,24 @@ NUM_PAIRS = 400
 NUM_WARM_UP = 10
 
 
+def batches() -> Loader:
+    """Return the data of rank 0."""
+    chosen = hsdp.workload()
+    return Loader(
+        Corpus.load(None),
+        seq_len=chosen.seq_len,
+        microbatch=chosen.microbatch,
+        rank=0,
+        world_size=4,
+        seed=1,
+        device=torch.device("cpu"),
+    )
+
+
 @contextmanager
-def attached(*, wrapper: str, drive: str) -> Iterator[tuple[Built, Pact]]:
+def attached(
+    *, wrapper: str, drive: str, loader: Loader | None = None
+) -> Iterator[tuple[Built, Pact]]:
     """Rank 0 of 2x2 with the runtime, whose collectives do nothing; its peers only beat.
 
     All ranks are real to the control plane: each peer is a process with the same model, the
@@ -46,6 +62,7 @@ def attached(*, wrapper: str, drive: str) -> Iterator[tuple[Built, Pact]]:
             store=lambda: hsdp.client(port),
             prefix="benchmark",
             drive=drive,
+            loader=loader,
             audit=False,
         )
 
@@ -92,9 +109,9 @@ def test_hooks(against_floor: AgainstFloor, benchmark: Any, wrapper: str) -> Non
     """All that the runtime does in an update of 33 modules, against as many empty hooks.
 
     Entering the forward pass, the fence before the optimizer's step, noting the gradients that it
-    applied, the commit and the structural guard.
+    applied, the commit, the structural guard, and capturing random states, loader and frontier.
     """
-    with attached(wrapper=wrapper, drive="auto") as (built, pact):
+    with attached(wrapper=wrapper, drive="auto", loader=batches()) as (built, pact):
         for parameter in built.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         pact.pause()
@@ -117,6 +134,7 @@ def test_hooks(against_floor: AgainstFloor, benchmark: Any, wrapper: str) -> Non
         update()
         assert before + 1 == pact.frontier
         assert pact.boundary.declared
+        assert before + 1 == pact.captured.frontier
         against_floor(
             update, nothing, description=f"a call of {len(added)} empty hooks", rounds=1000
         )
@@ -132,17 +150,8 @@ def test_whole_updates(benchmark: Any, drive: str) -> None:
     the runtime adds to an update. `manual` is hooks and commits, `auto` also the functions that
     stand in for torch.distributed's.
     """
-    chosen = hsdp.workload()
-    with attached(wrapper=hsdp.FSDP1, drive=drive) as (built, pact):
-        loader = Loader(
-            Corpus.load(None),
-            seq_len=chosen.seq_len,
-            microbatch=chosen.microbatch,
-            rank=0,
-            world_size=4,
-            seed=1,
-            device=torch.device("cpu"),
-        )
+    chosen, loader = hsdp.workload(), batches()
+    with attached(wrapper=hsdp.FSDP1, drive=drive, loader=loader) as (built, pact):
 
         def timed(*, with_runtime: bool) -> float:
             """Seconds of one update; switching is not part of it."""
