@@ -28,8 +28,8 @@ LOOKS = (5, 10, 20, 100)
 UPDATES_BETWEEN = 2
 MEMBERS = (0, 2)
 """Ranks whose replicate group fails, again and again; ranks 1 and 3 only answer."""
-GROWTH_BYTES = 10 * 2**20
-"""Of the resident memory from repair 20 to repair 100."""
+GROWTH_BYTES = 4 * 2**20
+"""Of the resident memory from repair 20 to repair 100; 0.7 MiB were seen."""
 
 
 class Found(NamedTuple):
@@ -84,7 +84,9 @@ def _repair_often(rank: Rank, step: str) -> Found:
     for number in range(1, LOOKS[-1] + 1):
         if rank.number in MEMBERS:
             _fail_and_repair(job, pact)
-        ranks.wait_until(lambda: number == pact.generation)  # noqa: B023  waited for here
+        # The members may be at the next one by the time that a bystander looks.
+        ranks.wait_until(lambda: number <= pact.generation)  # noqa: B023  it is waited for here
+        assert number <= pact.generation
         if number in LOOKS:
             for _ in range(UPDATES_BETWEEN):
                 trainee.update(job, pact)
