@@ -2,11 +2,15 @@
 
 The destructor of a Gloo group joins its threads, which takes 15 to 20 ms, and with an operation
 in flight it blocks until that operation times out. So a thread holds the last reference.
+
+That thread begins a moment after the repair. What it does is Python, and would have the
+interpreter's lock for milliseconds when the training thread comes back from its first collective.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from accelpact._audit import Audit, Finding
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from accelpact._protocol import Repair
 
 _PATIENCE_S = 30.0
+_DELAY_S = 0.1
+"""From the end of a repair to its audit: enough for the collective that is issued again, and less
+than it takes to notice the next failure."""
 
 
 class Auditing:
@@ -38,6 +45,7 @@ class Auditing:
         self._reaper = Reaper()
         self._kept: list[ProcessGroup] = []
         self._thread: threading.Thread | None = None
+        self._hurry = threading.Event()
 
     def drop(self, group: ProcessGroup) -> None:
         """Let go of a group that nobody else knows."""
@@ -54,12 +62,15 @@ class Auditing:
         self._reap(self._kept)
 
     def begin(self, done: Repair) -> None:
-        """Let go of what the repair `done` has retired, prove that it goes, and record it all."""
+        """Let go of what the repair `done` has retired, prove that it goes, and record it all.
+
+        Returns at once; a thread does it, after a short delay.
+        """
         keep, self._kept = self._kept, []
         if keep and self._pact.settings.audit:
             self._thread = threading.Thread(
                 target=self._run,
-                args=(done, keep, self._thread),
+                args=(done, keep, self._thread, time.monotonic() + _DELAY_S),
                 name="accelpact-audit",
                 daemon=True,
             )
@@ -71,7 +82,9 @@ class Auditing:
     def join(self) -> None:
         """Wait a bounded time until everything retired is gone."""
         if self._thread is not None:
+            self._hurry.set()
             self._thread.join(_PATIENCE_S)
+            self._hurry.clear()
         self._reaper.join()
 
     def _reap(self, keep: list[ProcessGroup]) -> None:
@@ -80,9 +93,12 @@ class Auditing:
             self._reaper.take(keep.pop())
         self._reaper.release()
 
-    def _run(self, done: Repair, keep: list[ProcessGroup], before: threading.Thread | None) -> None:
+    def _run(
+        self, done: Repair, keep: list[ProcessGroup], before: threading.Thread | None, due: float
+    ) -> None:
         if before is not None:
             before.join()
+        self._hurry.wait(max(0.0, due - time.monotonic()))
         audit = Audit(keep[0], label=keep[0].group_name)
         finding = audit.run(self._adopt, done.group, keep=keep)
         self.findings.append(finding)

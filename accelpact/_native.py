@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,10 +98,12 @@ class Footprint:
         self.num_descriptors = 0
         for backend in backends:
             self._expect(backend)
-        self._tids = {int(task.name) for task in (_SELF / "task").iterdir()}
-        self._threads = threads()
-        self._descriptors = descriptors()
         self._proven = False
+        self._tids = {int(task.name) for task in (_SELF / "task").iterdir()}
+        with _LOCK:
+            self._threads = threads()
+            _NOTED.add(self)
+        self._descriptors = descriptors()
 
     def _expect(self, backend: Any) -> None:
         kind = backend.name()
@@ -119,7 +122,8 @@ class Footprint:
 
         A thread gives itself its name some time after it has started.
         """
-        self._threads |= {thread for thread in threads() if thread.tid in self._tids}
+        with _LOCK:
+            self._threads |= {thread for thread in threads() if thread.tid in self._tids}
 
     def left(self) -> str:
         """Describe what of the group is still there; empty if all of it has gone.
@@ -153,8 +157,11 @@ class Footprint:
             mine = _take(gone - _CLAIMED, self.threads)
             missing = self.threads - Counter(thread.name for thread in mine)
             if not missing:
-                _CLAIMED.update(mine)
                 self._proven = True
+                _CLAIMED.update(mine)
+                # Nobody else asks for those that no other footprint has noted.
+                waiting = [each._threads for each in _NOTED if not each._proven]
+                _CLAIMED.intersection_update(frozenset[Thread]().union(*waiting))
             return missing
 
     def wait(self, seconds: float) -> str:
@@ -168,6 +175,8 @@ class Footprint:
 _LOCK = threading.Lock()
 _CLAIMED: set[Thread] = set()
 """Threads that have ended and were counted as those of a group whose end was proven."""
+_NOTED: weakref.WeakSet[Footprint] = weakref.WeakSet()
+"""Every footprint there is."""
 
 
 def _take(gone: set[Thread], wanted: Counter[str]) -> list[Thread]:

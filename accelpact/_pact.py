@@ -14,6 +14,7 @@ import torch.distributed as dist
 from accelpact import _communicator, _frameworks
 from accelpact._auditing import Auditing
 from accelpact._boundary import Boundary
+from accelpact._capture import Capturing
 from accelpact._control import ControlPlane
 from accelpact._errors import EXIT_STATUS, Reason, Rejected
 from accelpact._events import DIRECTORY_VARIABLE, EventLog
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store
 
+    from accelpact._capture import Capture, Loader
     from accelpact._frameworks import Framework
     from accelpact._messages import Notice
 
@@ -40,6 +42,7 @@ class Pact:
 
     Attributes:
         boundary: where this rank is.
+        captured: what this rank would have to be rewound to, as of its last committed boundary.
         control: this rank's end of the control plane.
         index: places in the model that can name a group.
         watches: what tells a committed boundary.
@@ -59,9 +62,12 @@ class Pact:
         settings: Settings,
         frameworks: Sequence[Framework],
         boundary: Boundary | None,
+        loader: Loader | None,
         on_abort: Callable[[str], None],
     ) -> None:
         """Index the model's references and connect to the control plane."""
+        self.captured: Capture
+        self._capturing = Capturing(loader)
         self.settings = settings
         self.boundary = boundary or Boundary()
         self._follows = boundary is None
@@ -111,15 +117,19 @@ class Pact:
         """Declare a committed boundary: update `frontier` is applied.
 
         While a module's own state says that an update is under way, the declaration does not
-        count, and a repair is refused.
+        count, nothing is captured, and a repair is refused.
         """
         self.boundary.commit(frontier)
         self.joined.clear()
         if structure(self.watches):
             self.boundary.entered = True
+        else:
+            self.captured = self._capturing.take(frontier)
 
     def resume(self) -> None:
-        """Hook the model and the optimizer."""
+        """Hook the model, the optimizer and torch.distributed; nothing if that is so already."""
+        if self._hooks:
+            return
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step).remove,
             self.boundary.notice_step(self._optimizer),
@@ -128,9 +138,16 @@ class Pact:
             self._hooks.append(self.boundary.notice_forward(self._model))
         if self.settings.drive == "auto":
             self._hooks.append(self._optimizer.register_step_post_hook(self._after_step).remove)
+        if self._intercept is not None:
+            self._intercept.install()
+            self._hooks.append(self._intercept.remove)
 
     def pause(self) -> None:
-        """Take the hooks off: until `resume`, no boundary is recognized and no step is fenced."""
+        """Take all hooks off until `resume`: no boundary is recognized, no step is fenced.
+
+        Functions of torch.distributed are the original ones: what fails is not repaired, and
+        calls with a retired group go to it.
+        """
         for remove in self._hooks:
             remove()
         self._hooks = []
@@ -254,6 +271,7 @@ class Pact:
             Rejected: `reject_deadline`, if not all ranks meet.
         """
         self.boundary.commit(frontier)
+        self.captured = self._capturing.take(frontier)
         self.control.meet(self.index.model_groups())
         world = dist.group.WORLD
         assert world is not None
@@ -261,13 +279,13 @@ class Pact:
             store = self.control.rendezvous(0, "rehearsal")
             description = _communicator.describe(world)
             self.audits.drop(_communicator.rehearse(description, store=store, rank=self.rank))
-        self.resume()
         for group in _communicator.registered():
             _communicator.prepare(group)
         if self.settings.drive == "auto":
             self._intercept = Intercept(self)
             atexit.register(self.close)
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
+        self.resume()
         self.log.write(
             "attach",
             generation=0,
@@ -284,7 +302,6 @@ class Pact:
         self._closed = True
         self.pause()
         if self._intercept is not None:
-            self._intercept.remove()
             atexit.unregister(self.close)
             sys.excepthook = self._excepthook
         self.audits.join()
@@ -314,6 +331,7 @@ def attach(
     frontier: int = 0,
     frameworks: Sequence[Framework] = _frameworks.ALL,
     boundary: Boundary | None = None,
+    loader: Loader | None = None,
     on_abort: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Pact:
@@ -332,12 +350,14 @@ def attach(
         frontier: last update that is committed already, after a restore.
         frameworks: what knows the private parts of the model.
         boundary: where this rank is, if hooks keep that already; the model gets no hook then.
+        loader: what hands out the data, if its position is to be captured with the random states.
         on_abort: called with the reason just before this process is ended
             because a repair of its peers failed.
         settings: see `Settings`.
 
     Raises:
         Rejected: `reject_deadline`, if not every rank comes within `deadline`.
+        TypeError: `loader` cannot say where it is, or cannot be told.
         ValueError: a setting is out of its range.
     """
     # FSDP1's constructor leaves its arguments, the groups among them, in reference cycles. What
@@ -351,6 +371,7 @@ def attach(
         settings=Settings(**settings),
         frameworks=frameworks,
         boundary=boundary,
+        loader=loader,
         on_abort=on_abort or (lambda _: None),
     )
     pact.open(frontier)

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 import accelpact
-from accelpact._intercept import Intercept
 from harness.stats import interval
 from harness.workload import hsdp as training
 from harness.workload.corpus import Corpus
@@ -32,8 +31,24 @@ NUM_PAIRS = 400
 NUM_WARM_UP = 10
 
 
+def batches() -> Loader:
+    """Return the data of rank 0."""
+    chosen = hsdp.workload()
+    return Loader(
+        Corpus.load(None),
+        seq_len=chosen.seq_len,
+        microbatch=chosen.microbatch,
+        rank=0,
+        world_size=4,
+        seed=1,
+        device=torch.device("cpu"),
+    )
+
+
 @contextmanager
-def attached(*, wrapper: str, drive: str) -> Iterator[tuple[Built, Pact]]:
+def attached(
+    *, wrapper: str, drive: str, loader: Loader | None = None
+) -> Iterator[tuple[Built, Pact]]:
     """Rank 0 of 2x2 with the runtime, whose collectives do nothing; its peers only beat.
 
     All ranks are real to the control plane: each peer is a process with the same model, the
@@ -47,6 +62,7 @@ def attached(*, wrapper: str, drive: str) -> Iterator[tuple[Built, Pact]]:
             store=lambda: hsdp.client(port),
             prefix="benchmark",
             drive=drive,
+            loader=loader,
             audit=False,
         )
 
@@ -93,9 +109,9 @@ def test_hooks(against_floor: AgainstFloor, benchmark: Any, wrapper: str) -> Non
     """All that the runtime does in an update of 33 modules, against as many empty hooks.
 
     Entering the forward pass, the fence before the optimizer's step, noting the gradients that it
-    applied, the commit and the structural guard.
+    applied, the commit, the structural guard, and capturing random states, loader and frontier.
     """
-    with attached(wrapper=wrapper, drive="auto") as (built, pact):
+    with attached(wrapper=wrapper, drive="auto", loader=batches()) as (built, pact):
         for parameter in built.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         pact.pause()
@@ -118,28 +134,11 @@ def test_hooks(against_floor: AgainstFloor, benchmark: Any, wrapper: str) -> Non
         update()
         assert before + 1 == pact.frontier
         assert pact.boundary.declared
+        assert before + 1 == pact.captured.frontier
         against_floor(
             update, nothing, description=f"a call of {len(added)} empty hooks", rounds=1000
         )
         benchmark.extra_info["per_update_us"] = benchmark.stats.stats.min * 1e6
-
-
-class Toggle:
-    """Takes the runtime's work at every update off and on again."""
-
-    def __init__(self, pact: Pact, drive: str) -> None:
-        self._pact = pact
-        self._drive = drive
-
-    def off(self) -> None:
-        self._pact.pause()
-        if self._pact._intercept is not None:
-            self._pact._intercept.remove()
-
-    def on(self) -> None:
-        self._pact.resume()
-        if self._drive == "auto":
-            self._pact._intercept = Intercept(self._pact)
 
 
 @pytest.mark.timeout(900)
@@ -151,30 +150,20 @@ def test_whole_updates(benchmark: Any, drive: str) -> None:
     the runtime adds to an update. `manual` is hooks and commits, `auto` also the functions that
     stand in for torch.distributed's.
     """
-    chosen = hsdp.workload()
-    with attached(wrapper=hsdp.FSDP1, drive=drive) as (built, pact):
-        loader = Loader(
-            Corpus.load(None),
-            seq_len=chosen.seq_len,
-            microbatch=chosen.microbatch,
-            rank=0,
-            world_size=4,
-            seed=1,
-            device=torch.device("cpu"),
-        )
-        toggle = Toggle(pact, drive)
+    chosen, loader = hsdp.workload(), batches()
+    with attached(wrapper=hsdp.FSDP1, drive=drive, loader=loader) as (built, pact):
 
         def timed(*, with_runtime: bool) -> float:
             """Seconds of one update; switching is not part of it."""
             if not with_runtime:
-                toggle.off()
+                pact.pause()
             start = time.perf_counter()
             training.train_update(built.model, built.optimizer, loader, chosen)
             if with_runtime and drive == "manual":
                 pact.commit(pact.frontier + 1)
             seconds = time.perf_counter() - start
             if not with_runtime:
-                toggle.on()
+                pact.resume()
             return seconds
 
         pairs: list[tuple[float, float]] = []

@@ -103,3 +103,31 @@ class TestInterrupt:
             return [*found, value.item(), _communicator.interrupt(sharing[0])]
 
         assert [[False, False, 2, True]] * 2 == ranks.values(ranks.run(one, world_size=2))
+
+
+class TestRetired:
+    @pytest.mark.parametrize("which", ["world", "group"])
+    def test_fails_at_once(self, which: str) -> None:
+        """Whatever still calls a retired group, or its backend, raises on every member."""
+
+        def one(rank: Rank) -> dict[str, Any]:
+            job = Job(rank)
+            old, other = job.groups((0, 1, 2, 3), (0, 1, 2, 3))
+            old = dist.group.WORLD if which == "world" else old
+            assert 6 == total(old)
+            job.meet("summed")
+            new = job.replace("rebuild", old)
+            backend = old._get_backend(torch.device("cpu"))
+            took = []
+            for call in (old.allreduce, backend.allreduce, old.broadcast, backend.broadcast):
+                begin = time.monotonic()
+                with pytest.raises(RuntimeError, match="gloo"):
+                    call([torch.ones(1)]).wait()
+                took.append(time.monotonic() - begin)
+            job.meet("failed")
+            return {"took": took, "sums": (total(new), total(other))}
+
+        found = ranks.values(ranks.run(one))
+
+        assert [(6, 6)] * 4 == [each["sums"] for each in found]
+        assert max(seconds for each in found for seconds in each["took"]) < 0.5

@@ -8,7 +8,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import psutil
 import pytest
 import torch.distributed as dist
 
@@ -146,51 +145,6 @@ def _repair_together(rank: Rank, late: dict[int, float]) -> dict[str, Any]:
     pact.close()
     assert done is not None
     return {"root": job.digest().root, "generation": done.generation}
-
-
-class TestRepeatedRepair:
-    """Ten in a row, of the same group."""
-
-    def test_nothing_accumulates_and_state_is_kept(
-        self, uninterrupted: list[dict[str, Any]]
-    ) -> None:
-        """Threads, descriptors, registered groups and store keys stay; training goes on bitwise."""
-        found = ranks.values(ranks.run(_repair_often, 12))
-        expected = [each[-1] for each in roots(uninterrupted)]
-
-        assert expected == [root for root, _ in found]
-        for _, held in found:
-            assert held[1] == held[-1], held
-
-
-def _repair_often(rank: Rank, times: int) -> tuple[str, list[dict[str, int]]]:
-    job, pact, store = *_protected(rank), rank.store()
-    held = []
-    for time_ in range(times):
-        if rank.number in COLUMNS[0]:
-            trainee.repair(job, pact)
-            pact.audits.join()
-        ranks.wait_until(lambda expected=time_ + 1: expected == pact.generation)
-        dist.barrier()
-        held.append(_held(store, threads=held[1]["threads"] if len(held) > 1 else None))
-        dist.barrier()
-    while job.frontier < UPDATES:
-        trainee.update(job, pact)
-    pact.close()
-    return job.digest().root, held
-
-
-def _held(store: dist.Store, *, threads: int | None) -> dict[str, int]:
-    """Count what this process holds; threads that are ending get a moment to do so."""
-    process = psutil.Process()
-    if threads is not None:
-        ranks.wait_until(lambda: process.num_threads() <= threads, patience=5.0)
-    return {
-        "threads": ranks.num_threads(),
-        "descriptors": process.num_fds(),
-        "groups": accelpact.num_registered_groups(),
-        "keys": store.num_keys(),
-    }
 
 
 class TestRepairOfAShardGroup:

@@ -82,7 +82,7 @@ def make(rank: Rank) -> TrainingJob:
     )
 
 
-def protect(rank: Rank, job: TrainingJob, **options: Any) -> Pact:
+def protect(rank: Rank, job: TrainingJob, *, replacement: str = "rebuild", **options: Any) -> Pact:
     """Attach the runtime; why it ends this process, if it does, is reported."""
     return accelpact.attach(
         job.model,
@@ -92,7 +92,7 @@ def protect(rank: Rank, job: TrainingJob, **options: Any) -> Pact:
         frontier=job.frontier,
         on_abort=rank.report,
         drive="manual",
-        replacement="rebuild",
+        replacement=replacement,
         patience=options.get("deadline", 30.0),
         **options,
     )
