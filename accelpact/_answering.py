@@ -69,6 +69,11 @@ class Answering:
             self._plane.under_way = None
             self._plane.released = max(self._plane.released, generation)
             self._plane.changed.notify_all()
+            if self._plane.rank in notice.ranks:
+                # Else the verdict could be gone before the training thread reads it too.
+                self._plane.changed.wait_for(
+                    lambda: self._plane.heard >= generation, self._plane.deadline.total_seconds()
+                )
         self._forget(generation)
         # The farewell of a rank that closed meanwhile went to a key that was read already.
         return not self._plane.closing

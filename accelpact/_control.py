@@ -83,6 +83,7 @@ class ControlPlane:
         under_way: the notice of a repair that this rank takes part in, until its verdict.
         limit: frontier past which a rank that has pledged commits nothing.
         joined: generation of the last repair that the training thread has come to.
+        heard: generation of the last repair of which the training thread has read the verdict.
         closing: this rank has finished.
         changed: guards what is above where a thread waits for another to change it.
     """
@@ -129,6 +130,7 @@ class ControlPlane:
         self.under_way: Notice | None = None
         self.limit = 0
         self.joined = 0
+        self.heard = 0
         self.closing = False
         self.changed = threading.Condition()
         self.rank = rank
@@ -228,9 +230,11 @@ class ControlPlane:
         """
         while True:
             generation = self.released + 1
-            owner = self._main.compare_set(f"claim/{generation}", "", group).decode()
+            owner = self._claim(self._main, generation, group)
             if owner == group:
                 return generation
+            if not owner:
+                continue
             with self.changed:
                 done = self.changed.wait_for(
                     functools.partial(self._is_settled, generation),
@@ -241,6 +245,19 @@ class ControlPlane:
             notice = self.pending
             if notice is not None and notice.group != group:
                 return notice
+
+    def _claim(self, store: Store, generation: int, group: str) -> str:
+        """Return which group has `generation`, claimed for `group` if none had; "" if it is over.
+
+        Its keys are deleted once it is over on all ranks, so that it would look unclaimed.
+        """
+        key = f"claim/{generation}"
+        owner = store.compare_set(key, "", group).decode()
+        if self.released < generation:
+            return str(owner)
+        if owner == group:
+            store.delete_key(key)
+        return ""
 
     def _is_settled(self, generation: int) -> bool:
         return self.released >= generation or self.pending is not None
@@ -334,7 +351,7 @@ class ControlPlane:
         if notice is not None:
             return self.abort(notice.generation, reason) != RELEASE
         generation = self.released + 1
-        if self._aside.compare_set(f"claim/{generation}", "", group).decode() != group:
+        if self._claim(self._aside, generation, group) != group:
             return False
         self.abort(generation, reason)
         self.announce(generation, group=group, ranks=ranks, trigger=trigger, refused=True)
@@ -365,15 +382,20 @@ class ControlPlane:
             raise Rejected(Reason.PEER_ABORTED, verdict)
         with self.changed:
             self.released = max(self.released, generation)
+            self.heard = generation
             self.changed.notify_all()
 
     def abort(self, generation: int, reason: str) -> str:
         """Tell all that take part that `generation` failed; return the verdict that stands."""
+        key = f"verdict/{generation}"
         try:
-            verdict = self._aside.compare_set(f"verdict/{generation}", "", f"abort: {reason}")
+            verdict = str(self._aside.compare_set(key, "", f"abort: {reason}").decode())
+            if verdict != RELEASE and self.released >= generation:
+                self._aside.delete_key(key)  # released, and deleted before this looked
+                return RELEASE
         except dist.DistError:
             return ""  # without a control plane, peers run into their own deadline
-        return str(verdict.decode())
+        return verdict
 
     def rendezvous(self, generation: int, group: str) -> Store:
         """Return a store in which the replacement of `group` meets; new for every generation."""
