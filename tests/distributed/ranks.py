@@ -216,11 +216,12 @@ def _describe(result: Result) -> str:
     return f"rank {result.rank}: {how}; reports {result.reports}\n{result.error or ''}"
 
 
-def wait_until(condition: Callable[[], bool], patience: float = 20.0) -> None:
-    """Wait until `condition` holds, `patience` seconds at most."""
+def wait_until(condition: Callable[[], bool], patience: float = 20.0) -> bool:
+    """Wait until `condition` holds, `patience` seconds at most; whether it does."""
     end = time.monotonic() + patience
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
+    return condition()
 
 
 def num_threads(patience: float = 3.0) -> int:

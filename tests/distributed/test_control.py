@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,6 +45,18 @@ class TestFence:
 
         assert accelpact.EXIT_STATUS == result.status
         assert ["abort: said so"] == result.reports
+
+
+class TestKeys:
+    """Keys of a generation go when nobody needs them any more, and not before."""
+
+    def test_late_reader_finds_the_verdict(self) -> None:
+        """Both control threads have read it long before the training thread of one member does."""
+        ranks.values(ranks.run(_read_verdict_late, world_size=1))
+
+    def test_generation_that_is_over_cannot_be_claimed(self) -> None:
+        """Its claim was deleted, and a rank that has not looked since must not take it for new."""
+        ranks.values(ranks.run(_claim_what_is_over, world_size=1))
 
 
 class TestFarewell:
@@ -128,6 +141,37 @@ def _abort_after_pledge(rank: Rank) -> None:
     _announce(member)
     member.abort(1, "said so")
     threading.Event().wait(20)
+
+
+def _read_verdict_late(rank: Rank) -> None:
+    prompt, late = _planes(rank)
+    prompt.announce(1, group="g", ranks=[0, 1], completed=-1, trigger="exception")
+    admitted = [_Started(lambda each=each: _frontiers(each)) for each in (prompt, late)]
+    assert all(each.ended_within(10) for each in admitted)
+    store = late._main
+    late._main = SimpleNamespace(add=store.add, get=lambda key: reading.wait(20) and store.get(key))
+    reading = threading.Event()
+    released = _Started(lambda: late.release(1, members=2))
+    ranks.wait_until(lambda: store.check(["done/1"]))
+    prompt.release(1, members=2)
+    assert ranks.wait_until(lambda: late.released == 1)
+    assert not released.ended_within(0.3)
+    reading.set()
+    assert released.ended_within(10)
+    assert ranks.wait_until(lambda: not store.check(["verdict/1"]))
+
+
+def _claim_what_is_over(rank: Rank) -> None:
+    member, bystander = _planes(rank)
+    assert member.claim("g") == 1
+    _announce(member)
+    _frontiers(member)
+    member.release(1, members=1)
+    ranks.wait_until(lambda: [1, 1] == [plane.released for plane in (member, bystander)])
+    keys = rank.store().num_keys()
+    assert not bystander._claim(bystander._main, 1, "another")
+    assert keys == rank.store().num_keys()
+    assert bystander.claim("another") == 2
 
 
 def _close_all(rank: Rank) -> None:
