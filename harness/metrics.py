@@ -21,6 +21,7 @@ SHARES = (
     "start-up",
     "productive",
     "replay",
+    "discarded",
     "checkpoint save",
     "detection",
     "recovery",
@@ -107,7 +108,7 @@ def update_seconds(timeline: Timeline) -> float | None:
 def critical_rank(timeline: Timeline) -> int:
     """The rank whose wall time is divided into shares: the first that saw the fault, else 0."""
     if timeline.fault is not None:
-        for event in timeline.select("failure", update=timeline.fault.update):
+        for event in timeline.select("failure"):
             if event.rank is not None and event.t >= timeline.fault.t:
                 return event.rank
     return 0
@@ -121,6 +122,7 @@ def shares(timeline: Timeline) -> dict[str, float]:
     start-up      launch to the first update
     productive    updates executed for the first time, begin to commit
     replay        updates executed again
+    discarded     updates that were not let commit, up to the fault if it struck in them
     detection     fault to notice
     recovery      notice to the next update's beginning, whichever update that is
     other         digests, loss logging, an update that was cut short
@@ -178,7 +180,9 @@ def _share_of_update(begin: Event, following: Sequence[Event], reached: int) -> 
     for event in following:
         if event.event == "commit" and event.update == begin.update:
             return "productive" if begin.update is not None and begin.update > reached else "replay"
-        if event.event in ("begin", "failure"):
+        if event.event == "discard":
+            return "discarded"
+        if event.event == "begin":
             break
     return "other"
 

@@ -90,6 +90,11 @@ def block_runs(spec: Spec, entries: Sequence[Entry], *, block: int, backend: str
     return [dataclasses.replace(run, order=order) for order, run in enumerate(planned)]
 
 
+def _expected(strategy: Strategy, spec: Spec) -> str:
+    inside = any(fault.phase != "boundary" for fault in spec.schedule.faults)
+    return strategy.expected_inside if inside else strategy.expected
+
+
 def _run(
     spec: Spec,
     strategy: Strategy,
@@ -111,7 +116,7 @@ def _run(
         order=0,
         faulted=faulted,
         control=control,
-        expected=strategy.expected if faulted else "pass",
+        expected=_expected(strategy, spec) if faulted else "pass",
         backend=backend,
         spec=spec,
         settings=msgspec.to_builtins(settings),

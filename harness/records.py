@@ -37,6 +37,7 @@ EventName = Literal[
     "phase",  # a named phase of recovery took `ms`
     "references",  # cached references to the retired group: rebound, left
     "recovered",  # Strategy.recover returned; outcome
+    "healed",  # a peer's state was loaded; update
     "discard",  # an update was executed and thrown away
     "reject",  # recovery was refused; reason
     "floor",  # the bare cost of a repair, measured on this rank; ms

@@ -19,7 +19,7 @@ LONGEST_S = 86_400.0
 """No deadline is longer than a day."""
 LARGEST_SEED = 2**63 - 1
 """torch takes no larger one."""
-FAULT_KINDS = {"absent": ("boundary",)}
+FAULT_KINDS = {"absent": ("boundary", "forward", "backward")}
 """Kind of fault -> phases of an update in which it can strike."""
 
 
@@ -75,7 +75,10 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One planned fault: what happens, in which phase, after or in which update."""
+    """One planned fault: what happens, in which phase, after or in which update.
+
+    At a `boundary` it strikes after update `update`, else inside it.
+    """
 
     kind: str
     phase: str
@@ -85,6 +88,11 @@ class Fault:
         """Refuse unknown kinds and phases."""
         choose("fault kind", self.kind, FAULT_KINDS)
         choose(f"fault phase of {self.kind}", self.phase, FAULT_KINDS[self.kind])
+
+    @property
+    def frontier(self) -> int:
+        """Last update that is committed when it strikes."""
+        return self.update if self.phase == "boundary" else self.update - 1
 
     def __str__(self) -> str:
         """`KIND@PHASE:UPDATE`."""
@@ -121,22 +129,23 @@ class Schedule:
         seen: set[int] = set()
         for fault in self.faults:
             self._check(fault)
-            if fault.update in seen:
+            if fault.frontier in seen:
                 raise SpecError(
-                    f"fault: expected at most one per update; found two after {fault.update}"
+                    f"fault: expected at most one per update; found two after {fault.frontier}"
                 )
-            seen.add(fault.update)
+            seen.add(fault.frontier)
 
     def _check(self, fault: Fault) -> None:
-        if not 1 <= fault.update < self.updates:
+        first, last = (1, self.updates - 1) if fault.phase == "boundary" else (2, self.updates)
+        if not first <= fault.update <= last:
             raise SpecError(
-                f"fault: expected an update from 1 to {self.updates - 1}, so that one follows; "
-                f"found {fault} with --updates {self.updates}"
+                f"fault: expected an update from {first} to {last} for {fault.phase}, so that one "
+                f"is committed before it and one after; found {fault} with --updates {self.updates}"
             )
-        if fault.update < self.checkpoint_at:
+        if fault.frontier < self.checkpoint_at:
             raise SpecError(
-                f"checkpoint-at: expected at most {fault.update}, the update of {fault}; found "
-                f"{self.checkpoint_at}; a restart would have nothing to restore"
+                f"checkpoint-at: expected at most {fault.frontier}, the last update before "
+                f"{fault}; found {self.checkpoint_at}; a restart would have nothing to restore"
             )
 
 

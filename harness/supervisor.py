@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+import strategies
 from harness import processes
 from harness.events import Recorder
 from harness.layout import CHECKPOINTS
@@ -71,17 +72,20 @@ def execute(
     recorder = Recorder(folder, rank=None)
     status: int | None = None
     launcher: subprocess.Popen[bytes] | None = None
+    strategy = strategies.find(run.strategy)(variant=run.variant)
+    mesh = run.spec.mesh
+    layout = strategies.Layout(rank=0, num_replicas=mesh.replicate, shard_size=mesh.shard)
     try:
-        with (folder / "launcher.log").open("wb") as log:
+        with strategy.services(layout) as found, (folder / "launcher.log").open("wb") as log:
             recorder.emit("launch")
             launcher = subprocess.Popen(
                 _command(run, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(run, port=store.port),
+                env={**_environment(run, port=store.port), **found},
             )
-        status = _watch(launcher, EventTail(folder / "events.jsonl"), on_event, stall_s)
+            status = _watch(launcher, EventTail(folder / "events.jsonl"), on_event, stall_s)
     finally:
         processes.end_tree(keep)
         if launcher is not None:

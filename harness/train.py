@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import accelpact
 from harness import checkpoint, drift
-from harness.faults import Boundary, CollectiveFailed
-from harness.job import TrainingJob
+from harness.faults import Boundary, CollectiveFailed, Notices, halting
+from harness.job import Place, TrainingJob
 from harness.layout import CHECKPOINTS
 from harness.workload import hsdp
 from harness.workload.data import Corpus, Loader
@@ -48,9 +48,10 @@ class Trainer:
         self._folder = folder
         self._checkpoints = folder / CHECKPOINTS
         self._workload = find_workload(run.spec.workload)
-        self._boundary = Boundary(
+        self._notices = Notices(
             run.spec.schedule.faults if run.faulted else (), store=attempt.store()
         )
+        self._boundary = Boundary(strategy, self._notices)
         groups = strategy.connect(attempt)
         recorder.emit("connected")
         spec = run.spec
@@ -96,10 +97,13 @@ class Trainer:
         job, last = self.job, self._run.spec.schedule.updates
         while job.frontier < last:
             try:
-                self._update()
+                committed = self._update()
             except Exception as error:  # noqa: BLE001  the strategy decides
-                job.emit("failure", update=job.frontier + 1, error=root_cause(error))
+                self._tell(error)
                 self._recover(Failure(phase="update", group=None, error=error), error)
+                continue
+            if not committed:
+                continue
             if job.frontier == self._run.spec.schedule.checkpoint_at:
                 job.emit("checkpoint_begin", update=job.frontier)
                 checkpoint.save(job, self._checkpoints)
@@ -109,13 +113,28 @@ class Trainer:
         drift.save_state(job.state(), self._folder, rank=job.attempt.layout.rank)
         job.emit("finish", update=job.frontier)
 
-    def _update(self) -> None:
-        """Execute and commit one update, and digest the state it leads to."""
-        job = self.job
+    def _update(self) -> bool:
+        """Execute and commit one update, and digest the state it leads to.
+
+        Returns:
+            Whether it was committed, and not taken back.
+        """
+        job, strategy = self.job, self._strategy
+        strategy.begin(job)
         job.emit("begin", update=job.frontier + 1)
-        update = hsdp.train_update(
-            job.model, job.optimizer, job.loader, self._workload, wrapper=self._run.spec.wrapper
-        )
+        before = job.place() if strategy.gates_updates else None
+        with halting(job, self._notices, microbatches=self._workload.accumulation):
+            update = hsdp.train_update(
+                job.model,
+                job.optimizer,
+                job.loader,
+                self._workload,
+                wrapper=self._run.spec.wrapper,
+                may_commit=lambda: strategy.may_commit(job),
+            )
+        if update is None:
+            self._take_back(before)
+            return False
         job.frontier += 1
         self._strategy.committed(job)
         job.emit(
@@ -130,6 +149,23 @@ class Trainer:
         if job.frontier == 1:
             self._measure("before")
         self._loss = update.loss
+        return True
+
+    def _take_back(self, before: Place | None) -> None:
+        """Undo the update that the strategy did not let commit: no gradient is left of it."""
+        job = self.job
+        error = self._strategy.swallowed(job)
+        if error is not None:
+            self._tell(error)
+        assert before is not None
+        job.go_back(before)
+        job.emit("discard", update=job.frontier + 1)
+
+    def _tell(self, error: BaseException) -> None:
+        """Record a failure inside an update, and let the absent rank know."""
+        message = root_cause(error)
+        self.job.emit("failure", update=self.job.frontier + 1, error=message)
+        self._notices.tell(self.job, message)
 
     def _pass_boundary(self) -> None:
         """Log the loss; recover as often as that fails, and log it again."""
@@ -139,12 +175,14 @@ class Trainer:
             try:
                 loss = self._boundary.reduce_loss(job, self._loss)
             except CollectiveFailed as error:
-                self._recover(Failure(phase="boundary", group=group, error=error), error)
+                failure = Failure(phase="boundary", group=group, error=error)
+                if self._recover(failure, error) is Outcome.FORGONE:
+                    return
             else:
                 job.emit("logged", update=job.frontier, loss=loss)
                 return
 
-    def _recover(self, failure: Failure, error: Exception) -> None:
+    def _recover(self, failure: Failure, error: Exception) -> Outcome:
         """Ask the strategy, and do what it answers."""
         job = self.job
         job.emit("recover", update=job.frontier)
@@ -154,6 +192,7 @@ class Trainer:
             raise error
         if outcome is Outcome.EXIT:
             raise RankMustEnd from error
+        return outcome
 
     def _measure(self, at: str) -> None:
         """Record what this process holds."""

@@ -25,7 +25,7 @@ class Judgement:
 
 def evidence(timeline: Timeline, fault: Fault, *, run: str) -> FaultRecord:
     """Decide whether `fault` fired: a rank stayed away, and a peer's collective failed for it."""
-    absent = timeline.select("fault", update=fault.update)
+    absent = timeline.select("fault", update=fault.frontier)
     failed = [
         event
         for event in timeline.select("failure", update=fault.update)
@@ -37,10 +37,16 @@ def evidence(timeline: Timeline, fault: Fault, *, run: str) -> FaultRecord:
         text = f"rank {absent[0].rank} stayed away, and no peer's collective failed"
     else:
         text = (
-            f"rank {absent[0].rank} stayed away after update {fault.update}; rank "
+            f"rank {absent[0].rank} stayed away {_where(fault)}; rank "
             f"{failed[0].rank} failed after {failed[0].t - absent[0].t:.2f} s: {failed[0].error}"
         )
     return FaultRecord(run=run, planned=str(fault), fired=bool(failed), evidence=text)
+
+
+def _where(fault: Fault) -> str:
+    if fault.phase == "boundary":
+        return f"after update {fault.update}"
+    return f"in the {fault.phase} pass of update {fault.update}"
 
 
 def judge(  # noqa: PLR0911  one return per verdict, in order of precedence

@@ -7,6 +7,7 @@ that what differs between two runs is only what this interface lets differ.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import importlib.metadata
@@ -16,6 +17,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
     from torch.distributed import ProcessGroup, Store
 
@@ -25,6 +28,8 @@ class Outcome(enum.Enum):
 
     RESUMED = "resumed"
     """The rank holds its state and goes on from its own frontier."""
+    FORGONE = "forgone"
+    """The same, but the collective that failed is given up: nobody issues it again."""
     RERAISE = "reraise"
     """The failure must leave the training function, for whoever wraps it."""
     EXIT = "exit"
@@ -190,6 +195,18 @@ def root_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}"
 
 
+class Loader(Protocol):
+    """The part of the data loader that a contender may use."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Return this rank's place in the data order."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go to that place."""
+        ...
+
+
 class Job(Protocol):
     """What a contender may see and touch of the training loop."""
 
@@ -199,6 +216,15 @@ class Job(Protocol):
     groups: Groups
     frontier: int
     """Last committed update F; 0 before the first."""
+
+    @property
+    def loader(self) -> Loader:
+        """The data."""
+        ...
+
+    def state(self) -> Mapping[str, torch.Tensor | int]:
+        """Return this rank's S_app by name, without copies."""
+        ...
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event to the run's record."""
@@ -214,7 +240,11 @@ class Strategy:
     distribution: ClassVar[str | None] = None
     """The package that does the work, as `pip` names it; None for torch alone."""
     expected: ClassVar[str] = "pass"
-    """The verdict that a faulted run of this contender should get."""
+    """The verdict that a run with faults at boundaries should get."""
+    expected_inside: ClassVar[str] = "rejected"
+    """The verdict that a run with a fault inside an update should get."""
+    gates_updates: ClassVar[bool] = False
+    """Whether `may_commit` can say no, so that the loop must be able to take an update back."""
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
     """Settings that were tried, by name. The first is the one that comparisons use."""
 
@@ -254,10 +284,22 @@ class Strategy:
         """
         return Settings(
             environment=raising_environment(backend),
+            max_restarts=num_faults,  # for what it refuses
             group_timeout=timeouts.group,
             shard_timeout=timeouts.world,
             options=self.options,
         )
+
+    # -- in the supervisor, around a run ---------------------------------------
+
+    def services(self, layout: Layout) -> AbstractContextManager[Mapping[str, str]]:
+        """Run what must outlive every rank; return environment variables that lead there.
+
+        Args:
+            layout: of rank 0.
+        """
+        del layout
+        return contextlib.nullcontext({})
 
     # -- in a rank -----------------------------------------------------------
 
@@ -271,6 +313,22 @@ class Strategy:
 
     def attach(self, job: Job) -> None:
         """Take hold of the finished model and optimizer."""
+
+    def begin(self, job: Job) -> None:
+        """Take note that an attempt at update `job.frontier` + 1 begins."""
+
+    def swallowed(self, job: Job) -> BaseException | None:
+        """Return the failure of a collective that returned as if nothing had been, if any."""
+        del job
+        return None
+
+    def may_commit(self, job: Job) -> bool:
+        """Say whether the optimizer may step: if not, the update is taken back and done again.
+
+        Called when the gradients are complete, if `gates_updates`.
+        """
+        del job
+        return True
 
     def committed(self, job: Job) -> None:
         """Take note that update `job.frontier` is committed."""

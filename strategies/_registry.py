@@ -12,6 +12,7 @@ _OWN = {
     "cold": "strategies.cold:Cold",
     "nvrx": "strategies.nvrx:Nvrx",
     "torchft_pg": "strategies.torchft_pg:TorchftProcessGroup",
+    "torchft_manager": "strategies.torchft_manager:TorchftManager",
     "c10d_reconfigure": "strategies.c10d_reconfigure:C10dReconfigure",
     "accelpact": "strategies.accelpact:AccelPact",
     "comm_only": "strategies.comm_only:CommunicatorOnly",

@@ -46,6 +46,7 @@ class C10dReconfigure(Strategy):
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """Reconfigure at a boundary, when the members have met; leave the rest to the launcher."""
         if failure.phase != "boundary" or failure.group is None:
+            job.emit("reject", reason="struck inside an update, which reconfiguring cannot undo")
             return Outcome.EXIT
         start = time.perf_counter()
         # integration: begin

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strategies.accelpact import AccelPact
+
+if TYPE_CHECKING:
+    from strategies._base import Settings, Timeouts
 
 
 class CommunicatorOnly(AccelPact):
@@ -11,5 +16,11 @@ class CommunicatorOnly(AccelPact):
     name = "comm_only"
     summary = "ablation: communicator replaced, probe passes, no reference rebound; must fail"
     expected = "fail"
+    expected_inside = "fail"
     frameworks = ()
     audit = False
+
+    def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
+        """Restart nothing: that would hide what it does not do."""
+        del num_faults
+        return super().settings(timeouts, num_faults=0, backend=backend)

@@ -63,6 +63,7 @@ class TorchftProcessGroup(Strategy):
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """Configure again at a boundary; anything else is left to the launcher."""
         if failure.phase != "boundary" or failure.group is not self._group:
+            job.emit("reject", reason="struck inside an update, which the wrapper cannot undo")
             return Outcome.EXIT
         start = time.perf_counter()
         # integration: begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -76,11 +77,23 @@ def train_update(
     workload: Workload,
     *,
     wrapper: str = "fsdp1",
-) -> Update:
+    may_commit: Callable[[], bool] = lambda: True,
+) -> Update | None:
     """Do one optimizer update and leave no gradient behind.
 
     Only the last microbatch's backward pass communicates, and brings the
     accumulated gradients of all ranks with it.
+
+    Args:
+        model: from `build`.
+        optimizer: from `build`.
+        loader: of this rank.
+        workload: as for `build`.
+        wrapper: as for `build`.
+        may_commit: asked when the gradients are complete.
+
+    Returns:
+        None if the optimizer has not stepped because it might not.
     """
     chosen = wrappers.find(wrapper)
     losses: list[Tensor] = []
@@ -94,6 +107,10 @@ def train_update(
             (loss / workload.accumulation).backward()
         losses.append(loss.detach())
     chosen.clip_grad_norm(model, workload.clip_norm)
-    optimizer.step()
+    permitted = may_commit()
+    if permitted:
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    if not permitted:
+        return None
     return Update(torch.stack(losses).mean(), samples, len(samples) * workload.seq_len)

@@ -324,5 +324,6 @@ def _protected(rank: Rank, **options: Any) -> tuple[TrainingJob, Pact]:
     job = trainee.make(rank)
     pact = trainee.protect(rank, job, **options)
     trainee.update(job, pact)
-    dist.barrier()
+    # Not by a group: a rank that dies at once would fail it for those that have not left it yet.
+    ranks.meet(rank.store(), "protected", rank.world_size)
     return job, pact

@@ -28,7 +28,7 @@ UPDATES = 40
 """Enough for a test to strike before the last one."""
 START_S = 90.0
 """Within which a run gets to the event that a test waits for."""
-GONE_S = 10.0
+GONE_S = 30.0
 """Within which every process is gone."""
 
 
@@ -154,8 +154,10 @@ class TestSupervisorEnds:
 
 class TestRankIsKilled:
     def test_run_fails_and_the_comparison_goes_on(self, comparison: Comparison) -> None:
-        """The run ends with a verdict, no rank of it stays, and the next one starts."""
+        """The one restart is used up, the run ends with a verdict, and the next one starts."""
         comparison.wait_for(FIRST_RUN, lambda event: event.event == "recovered")
+        os.kill(comparison.ranks()[3], signal.SIGKILL)
+        comparison.wait_for(FIRST_RUN, lambda event: event.event == "commit" and event.attempt == 1)
         doomed = comparison.ranks()
         os.kill(doomed[3], signal.SIGKILL)
         comparison.wait_for(FIRST_RUN, lambda event: event.event == "end")

@@ -1,0 +1,81 @@
+"""`absent@forward` and `absent@backward`: a rank halts in the middle of an update.
+
+It halts at the module in the middle of the model, in the microbatch whose gradients are averaged,
+until a peer's collective has failed for it. Then it goes on, and what becomes of its own
+collectives is for them to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from harness.faults.notices import Notices
+    from harness.job import TrainingJob
+    from harness.spec import Fault
+
+
+@contextlib.contextmanager
+def halting(job: TrainingJob, notices: Notices, *, microbatches: int) -> Iterator[None]:
+    """Halt this rank in the update that the body executes, if a fault is planned for it.
+
+    Args:
+        job: of this rank.
+        notices: knows what is planned.
+        microbatches: of an update.
+    """
+    fault = notices.due(job)
+    if fault is None or fault.phase == "boundary":
+        yield
+        return
+    module = _middle(job.model)
+    halt = _Halt(job, notices, fault, microbatches)
+    register: Callable[[Any], Any] = (
+        module.register_forward_pre_hook
+        if fault.phase == "forward"
+        else module.register_forward_hook
+    )
+    handle = register(halt.before if fault.phase == "forward" else halt.after)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _middle(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module in the middle, of those that hold parameters and no other module."""
+    leaves = [
+        module
+        for module in model.modules()
+        if not any(module.children()) and any(True for _ in module.parameters(recurse=False))
+    ]
+    return leaves[len(leaves) // 2]
+
+
+class _Halt:
+    """The hooks, which know the last microbatch by counting."""
+
+    def __init__(self, job: TrainingJob, notices: Notices, fault: Fault, microbatches: int) -> None:
+        self._job = job
+        self._notices = notices
+        self._fault = fault
+        self._left = microbatches
+
+    def before(self, _module: torch.nn.Module, _inputs: object) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._notices.stay_away(self._job, self._fault)
+
+    def after(self, _module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> None:
+        self._left -= 1
+        if self._left == 0:
+            output.register_hook(self._in_backward)
+
+    def _in_backward(self, gradient: torch.Tensor) -> torch.Tensor:
+        self._notices.stay_away(self._job, self._fault)
+        return gradient

@@ -1,0 +1,61 @@
+"""How a failure is made known to the rank that stayed away, and which faults have fired already."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from harness.job import TrainingJob
+    from harness.spec import Fault
+
+_PATIENCE_S = 60.0
+"""How long an absent rank waits for the notice, beyond the group's timeout."""
+
+
+class Notices:
+    """The same for every contender, over the supervisor's store."""
+
+    def __init__(self, faults: tuple[Fault, ...], *, store: Store) -> None:
+        """Plan `faults`; `store` remembers what has fired, whatever restarts."""
+        self._faults = {fault.frontier: fault for fault in faults}
+        self._store = store
+        self._known: set[int] = set()
+
+    def due(self, job: TrainingJob) -> Fault | None:
+        """Return the fault that this rank is to commit at the present frontier, if any is left."""
+        layout, fault = job.attempt.layout, self._faults.get(job.frontier)
+        if fault is None or layout.rank != layout.world_size - 1:
+            return None
+        return None if self._store.check([f"fired/{job.frontier}"]) else fault
+
+    def stay_away(self, job: TrainingJob, fault: Fault) -> bool:
+        """Issue nothing until a peer has told of the failure; whether one has, in time."""
+        self._store.set(f"fired/{job.frontier}", "1")
+        job.emit("fault", update=job.frontier, role="absent", phase=fault.phase)
+        patience = job.attempt.settings.group_timeout + _PATIENCE_S
+        try:
+            self._store.wait([_key(job)], timedelta(seconds=patience))
+        except dist.DistStoreError:
+            return False
+        self._have(job)
+        return True
+
+    def tell(self, job: TrainingJob, message: str) -> None:
+        """Tell the absent rank that a collective has failed here."""
+        self._store.set(_key(job), message)
+        self._have(job)
+
+    def _have(self, job: TrainingJob) -> None:
+        """Record when this rank had its notice; what the same failure leads to is none."""
+        if job.frontier not in self._known:
+            self._known.add(job.frontier)
+            job.emit("notice", update=job.frontier)
+
+
+def _key(job: TrainingJob) -> str:
+    return f"notice/{job.attempt.index}/{job.frontier}"
