@@ -133,7 +133,14 @@ class Framework(Protocol):
         ...
 
 
-from accelpact._frameworks import ddp, fsdp1, fsdp2, functional, mesh  # noqa: E402  they use what is above
+from accelpact._frameworks import (  # noqa: E402  they use what is above
+    compiled,
+    ddp,
+    fsdp1,
+    fsdp2,
+    functional,
+    mesh,
+)
 
-ALL: tuple[Framework, ...] = (fsdp1, fsdp2, ddp, mesh, functional)
+ALL: tuple[Framework, ...] = (fsdp1, fsdp2, ddp, mesh, functional, compiled)
 """Every framework the runtime knows."""
