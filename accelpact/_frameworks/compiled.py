@@ -58,6 +58,26 @@ class _Copy:
                 self.attributes[key] = group
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stand:
+    """Attributes of what has represented a group in a trace: the group, and methods of it."""
+
+    attributes: dict[str, Any]
+    label: str
+
+    def names(self, group: object) -> bool:
+        values = self.attributes.values()
+        return any(v is group or getattr(v, "__self__", None) is group for v in values)
+
+    def point_at(self, group: ProcessGroup) -> None:
+        """Represent `group`."""
+        for key, value in self.attributes.items():
+            if isinstance(value, type(group)):
+                self.attributes[key] = group
+            elif isinstance(getattr(value, "__self__", None), type(group)):
+                self.attributes[key] = getattr(group, key)
+
+
 def references(model: torch.nn.Module) -> Iterator[Reference]:  # noqa: ARG001
     """Yield the copies around every module of this process that was compiled so far.
 
@@ -81,16 +101,15 @@ def _around(function: object) -> Iterator[types.FunctionType]:
 
 def adopt(holder: Holder) -> Reference | None:
     """Take what compiling has made since the references were collected."""
+    fakes = sys.modules.get(_FAKES)
+    for each in (holder.owner, *holder.chain):
+        if fakes is not None and issubclass(type(each), fakes.FakeScriptObject):
+            return _Stand(vars(each), holder.path)
     owner = holder.owner
-    if holder.kind is not Kind.ATTRIBUTE:
-        return None
-    if type(owner) is types.FunctionType:
+    if type(owner) is types.FunctionType and holder.kind is Kind.ATTRIBUTE:
         module = str(owner.__globals__.get("__name__"))
         if module.startswith(_COMPILER) and holder.key in vars(owner):
-            return _Copy(vars(owner), f"{_title(owner)}.__dict__")
-    fakes = sys.modules.get(_FAKES)
-    if fakes is not None and issubclass(type(owner), fakes.FakeScriptObject):
-        return Attribute(owner, str(holder.key), f"{holder.path}")
+            return _Copy(vars(owner), holder.path)
     return None
 
 
