@@ -167,7 +167,9 @@ _STEPS: tuple[Replacement, ...] = (Reconfigure(), Rebuild())
 """In the order of preference: what is not rebound cannot be forgotten."""
 
 
-def choose(setting: str, group: ProcessGroup, description: Description) -> Replacement:
+def choose(
+    setting: str, group: ProcessGroup, description: Description, obstacles: Sequence[str] = ()
+) -> Replacement:
     """Return how to replace `group`.
 
     Args:
@@ -175,6 +177,7 @@ def choose(setting: str, group: ProcessGroup, description: Description) -> Repla
             reconfiguration first.
         group: the group to replace.
         description: what `describe` said of it.
+        obstacles: what names the group and cannot be rebound, so that the group must stay.
 
     Raises:
         Rejected: `reject_unsupported`, with every objection.
@@ -183,6 +186,8 @@ def choose(setting: str, group: ProcessGroup, description: Description) -> Repla
     for step in _STEPS:
         if setting in ("auto", step.name):
             objection = step.objection(group, description)
+            if step.retires and obstacles:
+                objection = "; ".join(obstacles)
             if objection is None:
                 return step
             objections.append(f"{step.name}: {objection}")
