@@ -42,7 +42,9 @@ class ReferenceIndex:
     def obstacles(self, group: ProcessGroup) -> list[str]:
         """Say what names `group` and cannot be rebound, and what to do about it."""
         return [
-            f"{each.label}: {each.advice}" for each in self.holders(group) if isinstance(each, Fixed)
+            f"{each.label}: {each.advice}"
+            for each in self.holders(group)
+            if isinstance(each, Fixed)
         ]
 
     def model_groups(self) -> list[list[int]]:

@@ -21,7 +21,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from accelpact._frameworks import Attribute, no_watch
+from accelpact._frameworks import no_watch
 from accelpact._places import Kind
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ The Reducer keeps hook and state in C++, one pair for good.
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,8 +30,6 @@ from accelpact import Rejected, _communicator
 from tests.distributed import ranks, wrappers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from accelpact import Pact
     from accelpact._audit import Finding
     from tests.distributed.ranks import Rank, Result
@@ -57,7 +56,8 @@ class Owner:
     def __init__(self, group: Any) -> None:
         self.anything = group
 
-    def average(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    # DDP compares annotations, which are text in this file.
+    def average(self, _, bucket):  # noqa: ANN001, ANN201
         return _mean(bucket.buffer(), self.anything)
 
 
@@ -103,9 +103,7 @@ def _variable(model: DistributedDataParallel, group: Any) -> None:
 
 
 def _default_argument(model: DistributedDataParallel, group: Any) -> None:
-    def hook(
-        _: object, bucket: dist.GradBucket, by: Any = group
-    ) -> torch.futures.Future[torch.Tensor]:
+    def hook(_, bucket, by=group):  # noqa: ANN001, ANN202
         return _mean(bucket.buffer(), by)
 
     model.register_comm_hook(None, hook)
@@ -272,7 +270,7 @@ class TestHookThatKeepsItsGroup:
 
         told = _all_ended(found)
         assert any("register the hook with state None" in report for report in told), told
-        assert all("after" not in report for report in told), told
+        assert "still registered" in told, told
 
     def test_is_caught_by_the_audit_without_the_adapter(self) -> None:
         """Every rank ends, and the reason has the hook's path."""
@@ -308,9 +306,7 @@ def _register_late(rank: Rank) -> None:
         job.repair(pact, job.pair)
     except Rejected as rejection:
         rank.report(str(rejection))
-        rank.report("registered" if _communicator.find(job.pair) is group else "gone after all")
-        import os
-
+        rank.report("still registered" if _communicator.find(job.pair) is group else "gone")
         os._exit(accelpact.EXIT_STATUS)
 
 
