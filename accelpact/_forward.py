@@ -59,9 +59,8 @@ class ForwardNotice:
         if isinstance(made, torch.nn.Module):
             if _inside(made) is self._model:
                 self._cover(made)
-        elif getattr(target, "__func__", None) is torch.nn.Module._call_impl:
-            if getattr(target, "__self__", None) is self._model:  # for `Module.compile`
-                return self._stand_in(self._model, made, made)
+        elif target == self._model._call_impl:  # for `Module.compile`
+            return self._stand_in(self._model, made, made)
         return made
 
     def _cover(self, module: torch.nn.Module) -> None:

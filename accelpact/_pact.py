@@ -271,7 +271,7 @@ class Pact:
             Rejected: `reject_deadline`, if not all ranks meet; `reject_unsupported`, if something
                 names a group for good that could only be rebuilt.
         """
-        self._require_replaceable()
+        _replacement.require_choices(self.settings.replacement, self.index.obstacles)
         self.boundary.commit(frontier)
         self.captured = self._capturing.take(frontier)
         self.control.meet(self.index.model_groups())
@@ -296,14 +296,6 @@ class Pact:
             references=len(self.index),
             replacement=self.settings.replacement,
         )
-
-    def _require_replaceable(self) -> None:
-        """Refuse now what every repair of a group would have to refuse."""
-        for group in _communicator.registered():
-            obstacles = self.index.obstacles(group)
-            if obstacles:
-                description = _communicator.describe(group)
-                _replacement.choose(self.settings.replacement, group, description, obstacles)
 
     def close(self) -> None:
         """Say farewell to the other ranks, take the hooks off, and let go of retired groups."""

@@ -30,7 +30,7 @@ from accelpact import _communicator
 from accelpact._errors import Reason, Rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup, Store
 
@@ -196,6 +196,14 @@ def choose(
         f"expected a group that can be replaced by {setting}; group {description.name} cannot "
         f"({'; '.join(objections) or 'there is no such way'})",
     )
+
+
+def require_choices(setting: str, obstacles: Callable[[ProcessGroup], Sequence[str]]) -> None:
+    """Refuse now what every repair of some group would have to refuse for its obstacles."""
+    for group in _communicator.registered():
+        found = obstacles(group)
+        if found:
+            choose(setting, group, _communicator.describe(group), found)
 
 
 def _exchange(

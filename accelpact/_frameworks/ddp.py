@@ -6,10 +6,10 @@ group, which Python does not show. `DistributedDataParallel._update_process_grou
 has the buckets laid out anew too: with more than two ranks and a static graph, sums are then
 rounded elsewhere than without the failure.
 
-A communication hook and its state are kept by the Reducer too, one pair for good. A state that has
-the group in an attribute or an entry can be rebound, and so can a variable, a default argument or
-the object of the hook. A state that is the group, a tuple with it, and the hooks that are built into
-the Reducer cannot: while one of them names a group, it is only reconfigured in place.
+The Reducer keeps a communication hook and its state too, one pair for good. A state that has the
+group in an attribute or an entry can be rebound, and so can a variable, a default argument or the
+object of the hook. A state that is the group, a tuple with it, and the hooks that are built into
+the Reducer cannot: while one of them names a group, that is only reconfigured in place.
 """
 
 from __future__ import annotations

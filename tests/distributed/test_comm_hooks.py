@@ -1,4 +1,4 @@
-"""DDP's communication hooks: a group that a hook or its state names is replaced, or that is refused.
+"""DDP's communication hooks: the group that one uses is replaced, or that is refused.
 
 The Reducer keeps hook and state in C++, one pair for good.
 """
@@ -16,7 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
-    bf16_compress_wrapper,
+    fp16_compress_wrapper,
 )
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,
@@ -74,7 +74,7 @@ def _power_sgd(model: DistributedDataParallel, group: Any) -> None:
 
 
 def _compressed(model: DistributedDataParallel, group: Any) -> None:
-    model.register_comm_hook(_power(group), bf16_compress_wrapper(powerSGD_hook))
+    model.register_comm_hook(_power(group), fp16_compress_wrapper(powerSGD_hook))
 
 
 def _local_sgd(model: DistributedDataParallel, group: Any) -> None:

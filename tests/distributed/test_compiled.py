@@ -328,8 +328,8 @@ def _around(rank: Rank) -> list[bool]:
     """Call models in functions that are compiled as a whole."""
     job = Job(rank)
     seen = []
-    for kind in KINDS:
-        model = KINDS[kind](job.name)
+    for make in KINDS.values():
+        model = make(job.name)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         pact = job.attach(model, optimizer)
         call = compiling(lambda x, model=model: model(x).sum())
