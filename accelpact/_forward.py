@@ -66,7 +66,8 @@ class ForwardNotice:
     def _cover(self, module: torch.nn.Module) -> None:
         """Have `module` called through a stand-in."""
         before = vars(module).get(_SLOT)
-        vars(module)[_SLOT] = self._stand_in(module, before, before or module._call_impl)
+        call = module._call_impl if before is None else before
+        vars(module)[_SLOT] = self._stand_in(module, before, call)
 
     def _stand_in(self, module: torch.nn.Module, before: Any, call: Callable[..., Any]) -> Any:
         stand_in = functools.partial(self._call, call)
