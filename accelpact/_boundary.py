@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelpact._forward import ForwardNotice
 from accelpact._state import parameters
 
 if TYPE_CHECKING:
@@ -86,13 +87,12 @@ class Boundary:
     def notice_forward(self, model: torch.nn.Module) -> Callable[[], None]:
         """Set `entered` when `model` begins a forward pass; return what stops that."""
 
-        def entering(*_: Any) -> None:
+        def entering() -> None:
             # An evaluation without gradients leaves nothing behind that a repair could spoil.
             if torch.is_grad_enabled():
                 self.entered = True
 
-        remove: Callable[[], None] = model.register_forward_pre_hook(entering).remove
-        return remove
+        return ForwardNotice(model, entering).remove
 
     def notice_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Note the gradients that `optimizer` applies; return what stops that."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from accelpact import _communicator, _frameworks
+from accelpact import _communicator, _frameworks, _replacement
 from accelpact._auditing import Auditing
 from accelpact._boundary import Boundary
 from accelpact._capture import Capturing
@@ -268,8 +268,10 @@ class Pact:
         """Begin at `frontier`: meet all ranks, rehearse a repair, and hook everything.
 
         Raises:
-            Rejected: `reject_deadline`, if not all ranks meet.
+            Rejected: `reject_deadline`, if not all ranks meet; `reject_unsupported`, if something
+                names a group for good that could only be rebuilt.
         """
+        _replacement.require_choices(self.settings.replacement, self.index.obstacles)
         self.boundary.commit(frontier)
         self.captured = self._capturing.take(frontier)
         self.control.meet(self.index.model_groups())
@@ -356,7 +358,8 @@ def attach(
         settings: see `Settings`.
 
     Raises:
-        Rejected: `reject_deadline`, if not every rank comes within `deadline`.
+        Rejected: `reject_deadline`, if not every rank comes within `deadline`;
+            `reject_unsupported`, if a communication hook keeps a group that could only be rebuilt.
         TypeError: `loader` cannot say where it is, or cannot be told.
         ValueError: a setting is out of its range.
     """

@@ -87,7 +87,9 @@ def repair(
                     completed=completed,
                     trigger=trigger,
                 )
-            step = _replacement.choose(pact.settings.replacement, group, description)
+            step = _replacement.choose(
+                pact.settings.replacement, group, description, pact.index.obstacles(group)
+            )
             check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=description.ranks, completed=completed)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from accelpact import _communicator
+from accelpact._frameworks import Fixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,6 +38,14 @@ class ReferenceIndex:
     def holders(self, group: ProcessGroup) -> list[Reference]:
         """References that are `group`, by identity."""
         return [reference for reference in self._references if reference.names(group)]
+
+    def obstacles(self, group: ProcessGroup) -> list[str]:
+        """Say what names `group` and cannot be rebound, and what to do about it."""
+        return [
+            f"{each.label}: {each.advice}"
+            for each in self.holders(group)
+            if isinstance(each, Fixed)
+        ]
 
     def model_groups(self) -> list[list[int]]:
         """Return the ranks of each group through which the model is kept in step.

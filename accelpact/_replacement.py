@@ -30,7 +30,7 @@ from accelpact import _communicator
 from accelpact._errors import Reason, Rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup, Store
 
@@ -167,7 +167,9 @@ _STEPS: tuple[Replacement, ...] = (Reconfigure(), Rebuild())
 """In the order of preference: what is not rebound cannot be forgotten."""
 
 
-def choose(setting: str, group: ProcessGroup, description: Description) -> Replacement:
+def choose(
+    setting: str, group: ProcessGroup, description: Description, obstacles: Sequence[str] = ()
+) -> Replacement:
     """Return how to replace `group`.
 
     Args:
@@ -175,6 +177,7 @@ def choose(setting: str, group: ProcessGroup, description: Description) -> Repla
             reconfiguration first.
         group: the group to replace.
         description: what `describe` said of it.
+        obstacles: what names the group and cannot be rebound, so that the group must stay.
 
     Raises:
         Rejected: `reject_unsupported`, with every objection.
@@ -183,6 +186,8 @@ def choose(setting: str, group: ProcessGroup, description: Description) -> Repla
     for step in _STEPS:
         if setting in ("auto", step.name):
             objection = step.objection(group, description)
+            if step.retires and obstacles:
+                objection = "; ".join(obstacles)
             if objection is None:
                 return step
             objections.append(f"{step.name}: {objection}")
@@ -191,6 +196,14 @@ def choose(setting: str, group: ProcessGroup, description: Description) -> Repla
         f"expected a group that can be replaced by {setting}; group {description.name} cannot "
         f"({'; '.join(objections) or 'there is no such way'})",
     )
+
+
+def require_choices(setting: str, obstacles: Callable[[ProcessGroup], Sequence[str]]) -> None:
+    """Refuse now what every repair of some group would have to refuse for its obstacles."""
+    for group in _communicator.registered():
+        found = obstacles(group)
+        if found:
+            choose(setting, group, _communicator.describe(group), found)
 
 
 def _exchange(

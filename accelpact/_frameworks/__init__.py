@@ -8,7 +8,7 @@ that the audit found on the heap one of yours.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,6 +33,19 @@ class Reference(Protocol):
 
     def point_at(self, group: ProcessGroup) -> None:
         """Make this place name `group`."""
+        ...
+
+
+@runtime_checkable
+class Fixed(Reference, Protocol):
+    """A place that cannot be made to name another group.
+
+    While it names a group, that is not rebuilt.
+    """
+
+    @property
+    def advice(self) -> str:
+        """Why not, and what the user can do, for one line."""
         ...
 
 
@@ -133,7 +146,14 @@ class Framework(Protocol):
         ...
 
 
-from accelpact._frameworks import ddp, fsdp1, fsdp2, functional, mesh  # noqa: E402  they use what is above
+from accelpact._frameworks import (  # noqa: E402  they use what is above
+    compiled,
+    ddp,
+    fsdp1,
+    fsdp2,
+    functional,
+    mesh,
+)
 
-ALL: tuple[Framework, ...] = (fsdp1, fsdp2, ddp, mesh, functional)
+ALL: tuple[Framework, ...] = (fsdp1, fsdp2, ddp, mesh, functional, compiled)
 """Every framework the runtime knows."""

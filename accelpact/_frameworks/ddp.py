@@ -6,21 +6,27 @@ group, which Python does not show. `DistributedDataParallel._update_process_grou
 has the buckets laid out anew too: with more than two ranks and a static graph, sums are then
 rounded elsewhere than without the failure.
 
-The state of a communication hook is kept by the Reducer too. A state object that has the group in
-an attribute can be rebound; a state that is the group cannot.
+The Reducer keeps a communication hook and its state too, one pair for good. A state that has the
+group in an attribute or an entry can be rebound, and so can a variable, a default argument or the
+object of the hook. A state that is the group, a tuple with it, and the hooks that are built into
+the Reducer cannot: while one of them names a group, that is only reconfigured in place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import functools
+import itertools
+import types
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.nn.parallel import DistributedDataParallel
 
 from accelpact._frameworks import Attribute, adopt_nothing, set_gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
     from torch.distributed import ProcessGroup
@@ -47,23 +53,96 @@ class _Module:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _HookState:
-    """A group in an attribute of a communication hook's state, whenever the hook came."""
+class _Hooks:
+    """A group in what a communication hook and its state can reach, whenever the hook came."""
 
     module: DistributedDataParallel
-    key: str
     label: str
 
     def names(self, group: object) -> bool:
-        return any(vars(state).get(self.key) is group for state in self._states())
+        return any(value is group for value, _ in self._places())
 
     def point_at(self, group: ProcessGroup) -> None:
-        for state in self._states():
-            setattr(state, self.key, group)
+        """Replace the group of this name."""
+        for value, put in self._places():
+            if isinstance(value, type(group)) and value.group_name == group.group_name:
+                put(group)
 
-    def _states(self) -> list[Any]:
-        hooks = vars(self.module).get("_comm_hooks") or []
-        return [state for _, state in hooks if hasattr(state, "__dict__")]
+    def _places(self) -> list[_Place]:
+        pairs = _hooks(self.module)
+        return [place for hook, state in pairs for place in (*_in_state(state), *_in_hook(hook))]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _KeptByReducer:
+    """A group that is a hook's state itself, or that of a hook in C++: nobody can rebind it."""
+
+    module: DistributedDataParallel
+    label: str
+    advice: str = (
+        "DDP's Reducer keeps it in C++: register the hook with state None (for the default group) "
+        "or with an object that has the group in an attribute, or have groups reconfigured in "
+        "place (torch 2.14 or later, replacement='auto')"
+    )
+
+    def names(self, group: object) -> bool:
+        if vars(self.module).get("process_group") is group and _is_builtin(self.module):
+            return True
+        states = [state for _, state in _hooks(self.module)]
+        tuples = [state for state in states if isinstance(state, tuple)]
+        return any(each is group for each in itertools.chain(states, *tuples))
+
+    def point_at(self, group: ProcessGroup) -> None:
+        """Do nothing: it goes on to name the old group."""
+
+
+_Place: TypeAlias = "tuple[Any, Callable[[Any], None]]"
+"""What is there, and what puts something else there."""
+
+
+def _hooks(module: DistributedDataParallel) -> list[tuple[Any, Any]]:
+    """Return the hooks of `module` with their states: `_comm_hooks`, kept beside the Reducer's."""
+    return list(vars(module).get("_comm_hooks") or ())
+
+
+def _is_builtin(module: DistributedDataParallel) -> bool:
+    """Whether the hook is one of the Reducer's own, of which Python sees the name alone."""
+    return "BuiltinCommHookType" in str(module._get_ddp_logging_data().get("comm_hook"))
+
+
+def _in_state(state: Any) -> Iterator[_Place]:
+    """Yield the entries of a mapping or list, or the attributes of an object, slots included."""
+    if isinstance(state, dict | list):
+        for key, value in list(state.items() if isinstance(state, dict) else enumerate(state)):
+            yield value, functools.partial(state.__setitem__, key)
+        return
+    slots = [each.__dict__.get("__slots__", ()) for each in type(state).__mro__]
+    names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+    for key in {**dict.fromkeys(names), **getattr(state, "__dict__", {})}:
+        if hasattr(state, key):
+            yield getattr(state, key), functools.partial(object.__setattr__, state, key)
+
+
+def _in_hook(hook: Any, depth: int = 3) -> Iterator[_Place]:
+    """Yield the variables and default arguments of a hook, of those it wraps, and its object's."""
+    if isinstance(hook, types.MethodType):
+        yield from _in_state(hook.__self__)
+        hook = hook.__func__
+    if not isinstance(hook, types.FunctionType) or depth == 0:
+        return
+    for cell in hook.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+            yield from _in_hook(cell.cell_contents, depth - 1)
+    for number, value in enumerate(hook.__defaults__ or ()):
+        yield value, functools.partial(_put_default, hook, number)
+    keywords = hook.__kwdefaults__ or {}
+    yield from ((v, functools.partial(keywords.__setitem__, k)) for k, v in keywords.items())
+
+
+def _put_default(function: types.FunctionType, number: int, value: Any) -> None:
+    before = function.__defaults__ or ()
+    function.__defaults__ = (*before[:number], value, *before[number + 1 :])
 
 
 def _modules(model: torch.nn.Module) -> Iterator[tuple[str, DistributedDataParallel]]:
@@ -76,8 +155,8 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:
     """Yield the group of every DDP module, and those in the states of its hooks."""
     for path, module in _modules(model):
         yield _Module(module, f"{path}.process_group")
-        for key in ("process_group", "group"):
-            yield _HookState(module, key, f"{path}._comm_hooks.state.{key}")
+        yield _Hooks(module, f"{path}._comm_hooks")
+        yield _KeptByReducer(module, f"{path}._comm_hooks, kept by the Reducer")
     for path, module in model.named_modules():
         # SyncBatchNorm keeps the group in which it averages.
         if type(module).__name__ == "SyncBatchNorm" and "process_group" in vars(module):
