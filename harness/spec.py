@@ -137,14 +137,15 @@ class Schedule:
 
     def _check(self, fault: Fault) -> None:
         first, last = (1, self.updates - 1) if fault.phase == "boundary" else (2, self.updates)
+        why = "follows" if fault.phase == "boundary" else "is committed before"
         if not first <= fault.update <= last:
             raise SpecError(
-                f"fault: expected an update from {first} to {last} for {fault.phase}, so that one "
-                f"is committed before it and one after; found {fault} with --updates {self.updates}"
+                f"fault: expected an update from {first} to {last}, so that one {why}; "
+                f"found {fault} with --updates {self.updates}"
             )
         if fault.frontier < self.checkpoint_at:
             raise SpecError(
-                f"checkpoint-at: expected at most {fault.frontier}, the last update before "
+                f"checkpoint-at: expected at most {fault.frontier}, the last before "
                 f"{fault}; found {self.checkpoint_at}; a restart would have nothing to restore"
             )
 

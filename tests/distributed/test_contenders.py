@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 UPDATES, CHECKPOINT_AT, FAULT_AFTER = 6, 2, 4
 AGE = FAULT_AFTER - CHECKPOINT_AT
 NUM_RANKS = 4
-IN_PLACE = ["torchft_pg", "accelpact"]
+IN_PLACE = ["torchft_pg", "c10d_reconfigure", "accelpact"]
+TAKING_BACK = ["torchft_manager"]
 RESTORING = ["cold", "nvrx"]
 MARK = "ACCELPACT_TEST_MARK"
 
@@ -91,7 +92,7 @@ class TestReference:
 
 
 class TestContender:
-    @pytest.mark.parametrize("name", [*IN_PLACE, *RESTORING])
+    @pytest.mark.parametrize("name", [*IN_PLACE, *TAKING_BACK, *RESTORING])
     def test_recovers_to_the_reference(self, summary: Summary, name: str) -> None:
         """The frontier is reached and every rank's state is the reference's, bit for bit."""
         run = the_run(summary, name)
@@ -105,19 +106,27 @@ class TestContender:
         """Who keeps the state does no update twice."""
         assert 0 == the_run(summary, name).replayed_updates
 
+    @pytest.mark.parametrize("name", TAKING_BACK)
+    def test_what_is_taken_back_is_counted(self, summary: Summary, name: str) -> None:
+        """A failure between updates spoils the next one, which is discarded and not replayed."""
+        run = the_run(summary, name)
+
+        assert (0, 1) == (run.replayed_updates, run.discarded_updates)
+        assert run.shares["discarded"] > 0
+
     @pytest.mark.parametrize("name", RESTORING)
     def test_restore_replays_the_checkpoints_age(self, summary: Summary, name: str) -> None:
         """Who restores a checkpoint does again what came after it."""
         assert AGE == the_run(summary, name).replayed_updates
 
-    @pytest.mark.parametrize("name", [*IN_PLACE, *RESTORING])
+    @pytest.mark.parametrize("name", [*IN_PLACE, *TAKING_BACK, *RESTORING])
     def test_consumes_every_sample_once(self, summary: Summary, name: str) -> None:
         """The committed history has every place of the data order exactly once."""
         ledger = the_run(summary, name).data_ledger
 
         assert (0, 0) == (ledger.missing, ledger.duplicated)
 
-    @pytest.mark.parametrize("name", [*IN_PLACE, *RESTORING, "comm_only"])
+    @pytest.mark.parametrize("name", [*IN_PLACE, *TAKING_BACK, *RESTORING, "comm_only"])
     def test_fault_fired(self, summary: Summary, name: str) -> None:
         """There is evidence that a rank stayed away and that its peer waited out the timeout."""
         run = the_run(summary, name)
@@ -127,14 +136,14 @@ class TestContender:
         assert "rank 3 stayed away" in fault.evidence
         assert 2.5 < (run.detection_s or 0) < 20
 
-    @pytest.mark.parametrize("name", [*IN_PLACE, *RESTORING, "comm_only"])
+    @pytest.mark.parametrize("name", [*IN_PLACE, *TAKING_BACK, *RESTORING, "comm_only"])
     def test_fault_free_run_equals_the_reference(self, summary: Summary, name: str) -> None:
         """What a contender adds to training changes no bit of it."""
         run = the_run(summary, name, faulted=False)
 
         assert ("pass", True) == (run.verdict, run.drift.equal)
 
-    @pytest.mark.parametrize("name", [*IN_PLACE, *RESTORING])
+    @pytest.mark.parametrize("name", [*IN_PLACE, *TAKING_BACK, *RESTORING])
     def test_wall_time_is_accounted_for(self, summary: Summary, name: str) -> None:
         """The shares of the wall time add up to 1."""
         assert pytest.approx(1.0) == sum(the_run(summary, name).shares.values())

@@ -45,6 +45,7 @@ class TestShares:
             "start-up": 5.0,
             "productive": 5.0,
             "replay": 0.0,
+            "discarded": 0.0,
             "checkpoint save": 0.5,
             "detection": 0.0,
             "recovery": 0.0,
@@ -59,6 +60,7 @@ class TestShares:
             "start-up": 5.0,
             "productive": 5.0,
             "replay": 0.0,
+            "discarded": 0.0,
             "checkpoint save": 0.5,
             "detection": 3.0,
             "recovery": 0.5,
@@ -73,6 +75,7 @@ class TestShares:
             "start-up": 5.0,
             "productive": 5.0,
             "replay": 2.0,
+            "discarded": 0.0,
             "checkpoint save": 0.5,
             "detection": 3.0,
             "recovery": 5.5,
@@ -101,6 +104,20 @@ class TestShares:
         assert pytest.approx(3.0 + 3.0) == found["detection"]
         assert pytest.approx(0.5 + 0.5) == found["recovery"]
         assert pytest.approx(23) == sum(found.values())
+
+    def test_update_taken_back_is_discarded(self) -> None:
+        """What was executed before the fault is lost work; then it is detection, and recovery."""
+        log = logs.start(Log())
+        log.add(11, "begin", update=4).add(12, "fault", 3, update=3, phase="backward")
+        log.add(15, "failure", 1, update=4, error="RuntimeError: x").add(15, "notice", 1, update=3)
+        log.add(15.5, "discard", update=4).update(16, 18, 4).add(19, "finish", update=4)
+        found = seconds(log, wall=19)
+
+        assert pytest.approx(1.0) == found["discarded"]
+        assert pytest.approx(3.0) == found["detection"]
+        assert pytest.approx(1.0) == found["recovery"]
+        assert pytest.approx(3.0 + 2.0) == found["productive"]
+        assert 0 == found["replay"]
 
     def test_update_cut_short_is_other(self) -> None:
         """An update that failed was neither productive nor replay."""

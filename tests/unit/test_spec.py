@@ -53,14 +53,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"mesh": "4x1"}, "mesh: expected at least 2 shards for fsdp1; found 4x1"),
     ({"mesh": "4x1", "wrapper": "fsdp2"}, "mesh: expected at least 2 shards for fsdp2; found 4x1"),
     ({"mesh": "2x2", "wrapper": "ddp"}, "mesh: expected 1 shard for ddp; found 2x2; use 4x1"),
-    ({"checkpoint_at": 9}, "checkpoint-at: expected at most 8, the update of absent@boundary:8"),
+    ({"checkpoint_at": 9}, "checkpoint-at: expected at most 8, the last before absent@boundary:8"),
     ({"checkpoint_at": 0}, "checkpoint-at: expected an update from 1 to 12; found 0"),
     ({"checkpoint_at": -1}, "checkpoint-at: expected an update from 1 to 12; found -1"),
     ({"checkpoint_at": 13}, "checkpoint-at: expected an update from 1 to 12; found 13"),
     ({"fault": ["absent@boundary:12"]}, "fault: expected an update from 1 to 11, so that one"),
     ({"fault": ["absent@boundary:40"]}, "fault: expected an update from 1 to 11, so that one"),
     ({"fault": ["absent@boundary:0"]}, "fault: expected an update from 1 to 11, so that one"),
-    ({"fault": ["absent@boundary:2"]}, "checkpoint-at: expected at most 2, the update of"),
+    ({"fault": ["absent@backward:1"]}, "fault: expected an update from 2 to 12, so that one is"),
+    ({"fault": ["absent@forward:13"]}, "fault: expected an update from 2 to 12, so that one is"),
+    ({"fault": ["absent@forward:4"]}, "checkpoint-at: expected at most 3, the last before"),
+    (
+        {"fault": ["absent@boundary:8", "absent@forward:9"]},
+        "fault: expected at most one per update; found two after 8",
+    ),
+    ({"fault": ["absent@boundary:2"]}, "checkpoint-at: expected at most 2, the last before"),
     ({"fault": ["absent@boundary:8"] * 2}, "fault: expected at most one per update; found two"),
     ({"fault": ["absent"]}, "fault: expected KIND@PHASE:UPDATE, for example absent@boundary:15"),
     ({"fault": ["absent@boundary:-3"]}, "fault: expected KIND@PHASE:UPDATE"),
@@ -474,9 +481,9 @@ class TestListings:
 
     def test_faults(self) -> None:
         """Kinds and the phases in which they strike."""
-        assert [{"name": "absent", "kinds": ["absent"], "phases": ["boundary"]}] == self.listed(
-            "faults"
-        )
+        phases = ["boundary", "forward", "backward"]
+
+        assert [{"name": "absent", "kinds": ["absent"], "phases": phases}] == self.listed("faults")
 
     @pytest.mark.parametrize("kind", ["strategies", "workloads", "faults"])
     def test_for_people(self, kind: str) -> None:
