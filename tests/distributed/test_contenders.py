@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,12 +25,15 @@ IN_PLACE = ["torchft_pg", "c10d_reconfigure", "accelpact"]
 TAKING_BACK = ["torchft_manager"]
 RESTORING = ["cold", "nvrx"]
 MARK = "ACCELPACT_TEST_MARK"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "strategy" / "rerun.py"
+"""A contender of another package."""
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run one block of everything; return its folder."""
+    """Run one block of everything, another package's contender included; return its folder."""
     folder = tmp_path_factory.mktemp("comparison") / "out"
+    packages = [str(install_example(folder.parent)), *filter(None, [os.environ.get("PYTHONPATH")])]
     mark = f"{os.getpid()}-{folder.parent.name}"
     done = subprocess.run(
         [
@@ -37,7 +41,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *("--updates", str(UPDATES), "--checkpoint-at", str(CHECKPOINT_AT)),
             *("--fault", f"absent@boundary:{FAULT_AFTER}"),
         ],
-        env={**os.environ, MARK: mark},
+        env={**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(packages)},
         capture_output=True,
         text=True,
         timeout=800,
@@ -46,6 +50,17 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert not marked(mark), "the comparison left processes behind"
     return folder
+
+
+def install_example(folder: Path) -> Path:
+    """Make a folder that looks like one into which a package with the example was installed."""
+    packages = folder / "packages"
+    about = packages / "rerun-0.1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rerun\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text("[accelpact.strategies]\nrerun = rerun:Rerun\n")
+    shutil.copy(EXAMPLE, packages)
+    return packages
 
 
 def marked(mark: str) -> list[int]:
@@ -155,6 +170,22 @@ class TestContender:
 
         for kind in ("threads", "descriptors", "groups"):
             assert resources["before"][kind] == resources["after"][kind], kind
+
+
+class TestOtherPackage:
+    def test_runs_and_is_judged_like_any_other(self, summary: Summary) -> None:
+        """The guide's example recovers in its processes, bitwise, and replays."""
+        run = the_run(summary, "rerun")
+
+        assert ("pass", UPDATES, AGE) == (
+            run.verdict,
+            run.committed_updates,
+            run.replayed_updates,
+        )
+
+    def test_example_is_short(self) -> None:
+        """The guide promises fewer than 60 lines."""
+        assert len(EXAMPLE.read_text().splitlines()) < 60
 
 
 class TestAccelPact:
