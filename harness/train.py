@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -19,11 +20,16 @@ from harness.workload.presets import find_workload
 from strategies import Failure, Outcome, root_cause
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from harness.events import Recorder
     from harness.spec import RunSpec
     from strategies import Attempt, Strategy
+
+
+_SETTLING_S = 1.0
+_LOOK_S = 0.02
 
 
 class RankMustEnd(BaseException):
@@ -199,7 +205,7 @@ class Trainer:
         process, device = psutil.Process(), self.job.attempt.device
         self.job.recorder.resources(
             at=at,
-            threads=process.num_threads(),
+            threads=_settled(process.num_threads),
             descriptors=process.num_fds(),
             rss_bytes=process.memory_info().rss,
             groups=accelpact.num_registered_groups(),
@@ -212,3 +218,13 @@ class Trainer:
         if dist.is_initialized():
             dist.destroy_process_group()
         self.job.emit("closed")
+
+
+def _settled(look: Callable[[], int]) -> int:
+    """Count until two looks agree, a moment at most: a thread that has ended still shows."""
+    end = time.monotonic() + _SETTLING_S
+    count, before = look(), -1
+    while count != before and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+        before, count = count, look()
+    return count

@@ -76,10 +76,10 @@ def summary(comparison: Path) -> Summary:
 
 def the_run(summary: Summary, name: str, *, faulted: bool = True) -> RunSummary:
     """The run of that contender, or a skip where its package is missing."""
-    found = [run for run in summary.runs if run.strategy == name and run.faulted == faulted]
-    if found and found[0].verdict == "not_run":
-        pytest.skip(found[0].reason)
-    return found[0]
+    own = [run for run in summary.runs if run.strategy == name]
+    if own and own[0].verdict == "not_run":
+        pytest.skip(own[0].reason)
+    return next(run for run in own if run.faulted == faulted)
 
 
 class TestReference:
