@@ -47,11 +47,12 @@ class Boundary:
         total = loss.detach().clone()
         try:
             dist.all_reduce(total, group=job.groups.replicate)
-            error: BaseException | None = self._strategy.swallowed(job)
-        except Exception as raised:  # noqa: BLE001  backends raise what they like
-            error = raised
-        if error is not None:
+            swallowed = self._strategy.swallowed(job)
+            message = None if swallowed is None else root_cause(swallowed)
+        except Exception as error:  # noqa: BLE001  backends raise what they like
+            # Not the error itself: it leads to the work that failed, which holds a thread.
             message = root_cause(error)
+        if message is not None:
             job.emit("failure", update=job.frontier, error=message)
             self._notices.tell(job, message)
             raise CollectiveFailed(message)

@@ -207,11 +207,12 @@ class TestCommunicatorOnly:
     def test_fails_in_the_next_backward(self, summary: Summary, comparison: Path) -> None:
         """The probe passes, nothing is rebound, and the next update dies in its all-reduce."""
         run = the_run(summary, "comm_only")
-        log = (comparison / "runs" / run.name / "rank1.log").read_text()
+        # One of the two members may be ended by the launcher before it has said why.
+        logs = [(comparison / "runs" / run.name / f"rank{rank}.log").read_text() for rank in (1, 3)]
 
         assert ("fail", "fail") == (run.verdict, run.expected)
         assert FAULT_AFTER == run.committed_updates
-        assert "_reduce_grad" in log
+        assert any("_reduce_grad" in log for log in logs)
         assert "validate" in _phases(comparison, run)
 
     def test_names_the_stale_references(self, summary: Summary) -> None:
