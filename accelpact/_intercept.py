@@ -5,7 +5,8 @@ that fails is repaired and issued again with its input restored; the script gets
 last one. A collective inside an update that fails is left to the launcher, and all ranks that
 depend on this one are told at once.
 
-Calls that a compiler traces go to the original functions, which it knows.
+Calls that a compiler traces go to the original functions, which it knows. Those that torch itself
+makes while a compiled model runs (FSDP1 does) are not traced, and neither are the stand-ins.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Intercept:
 
     def _stand_in(self, function: Function) -> Callable[..., Any]:
         original = function.original
-        handle = self._collective if function.is_collective else self._other
+        # What is called below a stand-in is no business of a compiler's either.
+        handle = torch.compiler.disable(self._collective if function.is_collective else self._other)
 
         @functools.wraps(original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -83,6 +85,8 @@ class Intercept:
             del args, kwargs  # a retired group must not stay named by this frame
             return handle(call)
 
+        _leave_alone(stand_in)
+        _leave_alone(Call.__init__)
         return stand_in
 
     def _other(self, call: Call) -> Any:
@@ -191,6 +195,20 @@ class _Reissued(dist.Work):
         if name == "wait" or name.startswith("_"):
             return super().__getattribute__(name)
         return getattr(super().__getattribute__("_work"), name)
+
+
+def _leave_alone(function: Any) -> None:
+    """Have the compiler make no graph of `function` by itself, as it makes none of torch's own.
+
+    It may still trace it as part of a function that calls it, which a decorator of torch's would
+    forbid. (`skip_code`, seen in torch 2.13.0 and 2.14.1: without it, FSDP1's collectives under
+    `torch.compile` become graphs that no stand-in looks after.)
+    """
+    from torch._dynamo import eval_frame
+
+    skip = getattr(eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(function.__code__)
 
 
 def _group_of(call: Call) -> ProcessGroup:

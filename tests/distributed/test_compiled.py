@@ -79,8 +79,10 @@ def ddp(name: str) -> nn.Module:
 
 
 KINDS = {"fsdp1": fsdp1, "fsdp2": fsdp2, "ddp": ddp}
-WAYS = ("module", "method", "later")
-"""`torch.compile(model)`, `model.compile()`, and `torch.compile(model)` after `attach(model)`."""
+WAYS = ("module", "method", "later", "driven")
+"""`torch.compile(model)`, `model.compile()`, and `torch.compile(model)` after `attach(model)`, with
+a runtime that the test drives; and `torch.compile(model)` with one that stands in for the functions
+of torch.distributed."""
 
 
 class Job:
@@ -97,13 +99,15 @@ class Job:
         self.name: str = dist.new_group([0, 1]).group_name
         self.findings: list[Finding] = []
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Pact:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, drive: str = "manual"
+    ) -> Pact:
         return accelpact.attach(
             model,
             optimizer,
             store=self.rank.store,
             prefix=f"pact{next(self.prefixes)}",
-            drive="manual",
+            drive=drive,
             replacement="rebuild",
             on_abort=self.rank.report,
             **self.settings,
@@ -122,11 +126,12 @@ class Job:
         torch._dynamo.reset()
         counters.clear()
         model = KINDS[kind](self.name)
-        used = compiling(model) if way == "module" else model
+        used = compiling(model) if way in ("module", "driven") else model
         if way == "method":
             model.compile(backend="aot_eager")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        pact = self.attach(used, optimizer) if protected else None
+        drive = "auto" if way == "driven" else "manual"
+        pact = self.attach(used, optimizer, drive) if protected else None
         if way == "later":
             used = compiling(model)
         torch.manual_seed(100 + dist.get_rank())
@@ -246,7 +251,7 @@ def _functions(rank: Rank) -> dict[str, dict[str, Any]]:
         model = fsdp2(job.name)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         total = make(job.name)
-        pact = job.attach(model, optimizer)
+        pact = job.attach(model, optimizer, "auto")
         sums, counts = [], []
         for update in range(1, UPDATES + 1):
             model(torch.ones(2, DIM)).sum().backward()
