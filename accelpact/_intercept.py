@@ -72,6 +72,14 @@ class Intercept:
             if namespace.get(name) is stand_in:
                 namespace[name] = original
 
+    def close(self) -> None:
+        """Put the original functions back for good, and let go of the runtime.
+
+        A compiler that first looked at torch.distributed meanwhile keeps the stand-ins.
+        """
+        self.remove()
+        del self._pact
+
     def _stand_in(self, function: Function) -> Callable[..., Any]:
         original = function.original
         # What is called below a stand-in is no business of a compiler's either.
@@ -161,6 +169,8 @@ class Intercept:
 
     def wait(self, work: dist.Work, call: Call, copies: list[torch.Tensor], *args: Any) -> bool:
         """Wait for a collective that was issued at a boundary; issue it again if it fails."""
+        if not self._installed:
+            return bool(work.wait(*args))
         for repairs in range(MAX_REPAIRS + 1):
             try:
                 done: bool = self._wait_in(call, functools.partial(work.wait, *args))

@@ -304,6 +304,7 @@ class Pact:
         self._closed = True
         self.pause()
         if self._intercept is not None:
+            self._intercept.close()
             atexit.unregister(self.close)
             sys.excepthook = self._excepthook
         self.audits.join()
