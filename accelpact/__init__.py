@@ -5,7 +5,7 @@ fails between two updates is repaired and issued again. The group is replaced, e
 reference to it is rebound, and an audit proves that none is left.
 """
 
-from accelpact._capture import Capture
+from accelpact._capture import Capture, Capturing
 from accelpact._communicator import num_registered_groups
 from accelpact._digest import StateDigest, tensor_digest, tree_digest
 from accelpact._errors import EXIT_STATUS, Reason, Rejected
@@ -21,6 +21,7 @@ __all__ = [
     "EXIT_STATUS",
     "FRAMEWORKS",
     "Capture",
+    "Capturing",
     "Pact",
     "Reason",
     "ReferenceIndex",

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import accelpact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
+
     from accelpact import StateDigest
     from harness.events import Recorder
     from harness.workload.data import Loader
     from strategies import Attempt, Groups
-
-
-class Place(NamedTuple):
-    """What an update that is taken back has moved, apart from gradients."""
-
-    data: dict[str, int]
-    rng_cpu: torch.Tensor
-    rng_cuda: torch.Tensor | None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -47,22 +39,6 @@ class TrainingJob:
         return accelpact.application_state(
             self.model, self.optimizer, cursor=self.loader.cursor, frontier=self.frontier
         )
-
-    def place(self) -> Place:
-        """Note where this rank's random streams and data are."""
-        cuda = self.attempt.device.type == "cuda"
-        return Place(
-            data=self.loader.state_dict(),
-            rng_cpu=torch.get_rng_state(),
-            rng_cuda=torch.cuda.get_rng_state() if cuda else None,
-        )
-
-    def go_back(self, place: Place) -> None:
-        """Go back to `place`, as if nothing had been drawn since."""
-        self.loader.load_state_dict(place.data)
-        torch.set_rng_state(place.rng_cpu)
-        if place.rng_cuda is not None:
-            torch.cuda.set_rng_state(place.rng_cuda)
 
     def digest(self) -> StateDigest:
         """Digest this rank's S_app as it is now."""

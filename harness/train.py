@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -12,7 +11,7 @@ import torch.distributed as dist
 import accelpact
 from harness import checkpoint, drift
 from harness.faults import Boundary, CollectiveFailed, Notices, halting
-from harness.job import Place, TrainingJob
+from harness.job import TrainingJob
 from harness.layout import CHECKPOINTS
 from harness.workload import hsdp
 from harness.workload.data import Corpus, Loader
@@ -20,16 +19,11 @@ from harness.workload.presets import find_workload
 from strategies import Failure, Outcome, root_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from harness.events import Recorder
     from harness.spec import RunSpec
     from strategies import Attempt, Strategy
-
-
-_SETTLING_S = 1.0
-_LOOK_S = 0.02
 
 
 class RankMustEnd(BaseException):
@@ -88,6 +82,7 @@ class Trainer:
             groups=groups,
             recorder=recorder,
         )
+        self._capturing = accelpact.Capturing(loader)
         recorder.emit("built")
         self._restore()
         strategy.attach(self.job)
@@ -128,7 +123,7 @@ class Trainer:
         job, strategy = self.job, self._strategy
         strategy.begin(job)
         job.emit("begin", update=job.frontier + 1)
-        before = job.place() if strategy.gates_updates else None
+        before = self._capturing.take(job.frontier) if strategy.gates_updates else None
         with halting(job, self._notices, microbatches=self._workload.accumulation):
             update = hsdp.train_update(
                 job.model,
@@ -139,6 +134,7 @@ class Trainer:
                 may_commit=lambda: strategy.may_commit(job),
             )
         if update is None:
+            assert before is not None
             self._take_back(before)
             return False
         job.frontier += 1
@@ -157,14 +153,13 @@ class Trainer:
         self._loss = update.loss
         return True
 
-    def _take_back(self, before: Place | None) -> None:
+    def _take_back(self, before: accelpact.Capture) -> None:
         """Undo the update that the strategy did not let commit: no gradient is left of it."""
         job = self.job
         error = self._strategy.swallowed(job)
         if error is not None:
             self._tell(error)
-        assert before is not None
-        job.go_back(before)
+        before.restore()
         job.emit("discard", update=job.frontier + 1)
 
     def _tell(self, error: BaseException) -> None:
@@ -205,7 +200,7 @@ class Trainer:
         process, device = psutil.Process(), self.job.attempt.device
         self.job.recorder.resources(
             at=at,
-            threads=_settled(process.num_threads),
+            threads=process.num_threads(),
             descriptors=process.num_fds(),
             rss_bytes=process.memory_info().rss,
             groups=accelpact.num_registered_groups(),
@@ -218,13 +213,3 @@ class Trainer:
         if dist.is_initialized():
             dist.destroy_process_group()
         self.job.emit("closed")
-
-
-def _settled(look: Callable[[], int]) -> int:
-    """Count until two looks agree, a moment at most: a thread that has ended still shows."""
-    end = time.monotonic() + _SETTLING_S
-    count, before = look(), -1
-    while count != before and time.monotonic() < end:
-        time.sleep(_LOOK_S)
-        before, count = count, look()
-    return count
