@@ -1,15 +1,15 @@
-"""Finding the wrapped models of a script that was not written for this runtime."""
+"""Finding what a script has made, on the heap: objects of a class, and its wrapped models."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel"),
@@ -17,6 +17,20 @@ _WRAPPERS = (
     ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"),
 )
 """Where torch defines what makes a model a distributed one (torch 2.8 to 2.14.1)."""
+
+
+def living(module: str, kind: str) -> Iterator[Any]:
+    """Yield every object of this process that is of class `kind` of `module`.
+
+    Walks the heap, unless `module` was never imported: then there is none.
+    """
+    home = sys.modules.get(module)
+    if home is None:
+        return
+    wanted = getattr(home, kind)
+    for item in gc.get_objects():
+        if issubclass(type(item), wanted):
+            yield item
 
 
 def wrapped_models(parameters: Iterable[torch.Tensor]) -> list[torch.nn.Module]:

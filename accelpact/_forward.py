@@ -12,11 +12,12 @@ does not look at it when it traces a call of the module.
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from accelpact._discover import living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,10 +117,5 @@ def _inside(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _compiled_from(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield every module of this process that `torch.compile` has made of `model`."""
-    home = sys.modules.get(_HOME)
-    if home is None:
-        return
-    for item in gc.get_objects():
-        if issubclass(type(item), home.OptimizedModule) and _inside(item) is model:
-            yield item
+    """Return every module of this process that `torch.compile` has made of `model`."""
+    return (each for each in living(_HOME, "OptimizedModule") if _inside(each) is model)

@@ -16,11 +16,11 @@ Compiled code itself has the name of a group and no object, so a rebuilt group n
 from __future__ import annotations
 
 import dataclasses
-import gc
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from accelpact._discover import living
 from accelpact._frameworks import no_watch
 from accelpact._places import Kind
 
@@ -83,13 +83,9 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:  # noqa: ARG001
 
     The script may hand over the compiled module, or the one inside it.
     """
-    home = sys.modules.get(_HOME)
-    if home is None:
-        return
-    for item in gc.get_objects():
-        if issubclass(type(item), home.OptimizedModule):
-            for function in _around(vars(item).get("forward")):
-                yield _Copy(vars(function), f"{_title(function)}.__dict__")
+    for item in living(_HOME, "OptimizedModule"):
+        for function in _around(vars(item).get("forward")):
+            yield _Copy(vars(function), f"{_title(function)}.__dict__")
 
 
 def _around(function: object) -> Iterator[types.FunctionType]:

@@ -7,10 +7,10 @@ DTensors and submeshes hold names. A mesh need not belong to a module, so all of
 from __future__ import annotations
 
 import dataclasses
-import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
+from accelpact._discover import living
 from accelpact._frameworks import no_watch
 
 if TYPE_CHECKING:
@@ -45,17 +45,13 @@ class _Registry:
 
 def references(model: torch.nn.Module) -> Iterator[Reference]:  # noqa: ARG001
     """Yield the registry of every mesh of this process."""
-    home = sys.modules.get(_HOME)
-    if home is None:
-        return
     seen: set[int] = set()
-    for item in gc.get_objects():
-        if issubclass(type(item), home.DeviceMesh):
-            registry = vars(item).get("_pg_registry")
-            if isinstance(registry, dict) and id(registry) not in seen:
-                seen.add(id(registry))
-                dims = vars(item).get("_mesh_dim_names") or ()
-                yield _Registry(registry, f"DeviceMesh({', '.join(dims)})._pg_registry")
+    for item in living(_HOME, "DeviceMesh"):
+        registry = vars(item).get("_pg_registry")
+        if isinstance(registry, dict) and id(registry) not in seen:
+            seen.add(id(registry))
+            dims = vars(item).get("_mesh_dim_names") or ()
+            yield _Registry(registry, f"DeviceMesh({', '.join(dims)})._pg_registry")
 
 
 def adopt(holder: Holder) -> Reference | None:
