@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-from strategies._base import Outcome, Settings, Strategy, raising_environment
+from strategies._base import Outcome, Strategy
 
 if TYPE_CHECKING:
-    from strategies._base import Failure, Job, Timeouts
+    from strategies._base import Failure, Job, Settings, Timeouts
 
 
 class Cold(Strategy):
@@ -24,14 +25,9 @@ class Cold(Strategy):
 
     def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
         """Allow one restart per planned fault."""
-        return Settings(
-            environment=raising_environment(backend),
-            max_restarts=num_faults,
-            group_timeout=timeouts.group,
-            shard_timeout=timeouts.world,
-            options=self.options,
-            notes=("the launcher notices a dead rank once per monitor_interval",),
-        )
+        found = super().settings(timeouts, num_faults=num_faults, backend=backend)
+        note = "the launcher notices a dead rank once per monitor_interval"
+        return dataclasses.replace(found, notes=(note,))
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """End this process; the launcher does the rest."""

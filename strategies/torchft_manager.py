@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from strategies._base import Groups, Outcome, Settings, Strategy, connect_shards
+from strategies._base import Groups, Outcome, Strategy, connect_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
-    from strategies._base import Attempt, Failure, Job, Layout, Timeouts
+    from strategies._base import Attempt, Failure, Job, Layout, Settings, Timeouts
 
 _LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 _HOST = "127.0.0.1"
-_QUIET = ("RUST_LOG", "error")
+_QUIET = {"RUST_LOG": "error"}
 """It logs several lines per update otherwise."""
 
 _NOTES = (
@@ -47,11 +48,9 @@ class TorchftManager(Strategy):
     def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
         """Bound the votes by the soft deadline and quorums by the barrier's."""
         base = super().settings(timeouts, num_faults=num_faults, backend=backend)
-        return Settings(
-            environment={**base.environment, _QUIET[0]: _QUIET[1]},
-            max_restarts=base.max_restarts,
-            group_timeout=base.group_timeout,
-            shard_timeout=base.shard_timeout,
+        return dataclasses.replace(
+            base,
+            environment={**base.environment, **_QUIET},
             options={
                 **self.options,
                 "vote_timeout_s": timeouts.soft,
@@ -63,9 +62,9 @@ class TorchftManager(Strategy):
     @contextlib.contextmanager
     def services(self, layout: Layout) -> Iterator[Mapping[str, str]]:
         """Run the lighthouse, which finds out who takes part."""
-        os.environ.setdefault(*_QUIET)  # read when torchft is imported
-        # integration: begin
-        from torchft.coordination import LighthouseServer
+        with _environment(_QUIET):  # read when torchft is imported
+            # integration: begin
+            from torchft.coordination import LighthouseServer
 
         lighthouse = LighthouseServer(
             bind=f"{_HOST}:0",
@@ -200,19 +199,27 @@ class TorchftManager(Strategy):
             job.emit("reject", reason="an exception left the update; the manager cannot undo it")
             return Outcome.EXIT
         # Starting a quorum forgets the failure, and the update would wait out the timeout again.
-        if self._manager_options(job)["report"] and isinstance(failure.error, Exception):
+        if job.attempt.settings.options["report"] and isinstance(failure.error, Exception):
             self._failure = failure.error
         return Outcome.FORGONE
-
-    @staticmethod
-    def _manager_options(job: Job) -> Mapping[str, Any]:
-        return job.attempt.settings.options
 
     def close(self, job: Job) -> None:
         """End the manager's threads and servers."""
         # integration: begin
         self._manager.shutdown(wait=False)
         # integration: end
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set what is not set, for a while: other contenders' runs must not inherit it."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _is_shared(name: str) -> bool:
