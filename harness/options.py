@@ -12,7 +12,7 @@ import typer
 from harness.spec import PRESETS, WRAPPERS, Fault, Mesh, Schedule, Spec, SpecError, choose
 from harness.workload.corpus import Corpus
 from harness.workload.presets import find_workload, memory_needed
-from strategies import Layout, Timeouts
+from strategies import Timeouts
 
 REPORTS = Path("reports")
 
@@ -111,9 +111,7 @@ def make_spec(
     from harness.workload import wrappers
 
     size = spec.mesh.world_size
-    wrappers.find(wrapper).check_layout(
-        Layout(rank=0, num_replicas=spec.mesh.replicate, shard_size=spec.mesh.shard)
-    )
+    wrappers.find(wrapper).check_layout(spec.mesh.layout())
     Corpus.load(spec.data).check(
         seq_len=chosen.seq_len, microbatch=chosen.microbatch, world_size=size
     )

@@ -91,7 +91,7 @@ def block_runs(spec: Spec, entries: Sequence[Entry], *, block: int, backend: str
 
 
 def _expected(strategy: Strategy, spec: Spec) -> str:
-    inside = any(fault.phase != "boundary" for fault in spec.schedule.faults)
+    inside = any(fault.inside for fault in spec.schedule.faults)
     return strategy.expected_inside if inside else strategy.expected
 
 

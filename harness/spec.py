@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from strategies import Timeouts
+from strategies import Layout, Timeouts
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16")
@@ -64,6 +64,10 @@ class Mesh:
         """Number of ranks."""
         return self.replicate * self.shard
 
+    def layout(self, rank: int = 0) -> Layout:
+        """Where `rank` stands in it."""
+        return Layout(rank=rank, num_replicas=self.replicate, shard_size=self.shard)
+
     @classmethod
     def parse(cls, text: str) -> Mesh:
         """Read `RxS`, for example `2x2`."""
@@ -90,9 +94,14 @@ class Fault:
         choose(f"fault phase of {self.kind}", self.phase, FAULT_KINDS[self.kind])
 
     @property
+    def inside(self) -> bool:
+        """Whether it strikes inside an update, and not between two."""
+        return self.phase != "boundary"
+
+    @property
     def frontier(self) -> int:
         """Last update that is committed when it strikes."""
-        return self.update if self.phase == "boundary" else self.update - 1
+        return self.update - 1 if self.inside else self.update
 
     def __str__(self) -> str:
         """`KIND@PHASE:UPDATE`."""
@@ -136,8 +145,8 @@ class Schedule:
             seen.add(fault.frontier)
 
     def _check(self, fault: Fault) -> None:
-        first, last = (1, self.updates - 1) if fault.phase == "boundary" else (2, self.updates)
-        why = "follows" if fault.phase == "boundary" else "is committed before"
+        first, last = (2, self.updates) if fault.inside else (1, self.updates - 1)
+        why = "is committed before" if fault.inside else "follows"
         if not first <= fault.update <= last:
             raise SpecError(
                 f"fault: expected an update from {first} to {last}, so that one {why}; "

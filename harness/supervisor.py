@@ -73,10 +73,11 @@ def execute(
     status: int | None = None
     launcher: subprocess.Popen[bytes] | None = None
     strategy = strategies.find(run.strategy)(variant=run.variant)
-    mesh = run.spec.mesh
-    layout = strategies.Layout(rank=0, num_replicas=mesh.replicate, shard_size=mesh.shard)
     try:
-        with strategy.services(layout) as found, (folder / "launcher.log").open("wb") as log:
+        with (
+            strategy.services(run.spec.mesh.layout()) as found,
+            (folder / "launcher.log").open("wb") as log,
+        ):
             recorder.emit("launch")
             launcher = subprocess.Popen(
                 _command(run, folder),

@@ -44,9 +44,9 @@ def evidence(timeline: Timeline, fault: Fault, *, run: str) -> FaultRecord:
 
 
 def _where(fault: Fault) -> str:
-    if fault.phase == "boundary":
-        return f"after update {fault.update}"
-    return f"in the {fault.phase} pass of update {fault.update}"
+    if fault.inside:
+        return f"in the {fault.phase} pass of update {fault.update}"
+    return f"after update {fault.update}"
 
 
 def judge(  # noqa: PLR0911  one return per verdict, in order of precedence

@@ -117,12 +117,9 @@ def _first_attempt(run: RunSpec, restart: int) -> Attempt:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         torch.use_deterministic_algorithms(mode=True)
-    mesh = run.spec.mesh
     return strategies.Attempt(
         index=restart,
-        layout=strategies.Layout(
-            rank=int(os.environ["RANK"]), num_replicas=mesh.replicate, shard_size=mesh.shard
-        ),
+        layout=run.spec.mesh.layout(int(os.environ["RANK"])),
         device=device,
         backend=run.backend,
         settings=msgspec.convert(run.settings, strategies.Settings),

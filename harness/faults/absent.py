@@ -41,9 +41,8 @@ class Boundary:
             CollectiveFailed: a planned fault, or a real one.
         """
         fault = self._notices.due(job)
-        if fault is not None and fault.phase == "boundary":
-            told = self._notices.stay_away(job, fault)
-            raise CollectiveFailed("notice of a peer's failure" if told else "no peer noticed")
+        if fault is not None and not fault.inside:
+            raise CollectiveFailed(self._notices.stay_away(job, fault))
         total = loss.detach().clone()
         try:
             dist.all_reduce(total, group=job.groups.replicate)

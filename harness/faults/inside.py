@@ -8,10 +8,10 @@ collectives is for them to say.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import torch
 
@@ -30,17 +30,15 @@ def halting(job: TrainingJob, notices: Notices, *, microbatches: int) -> Iterato
         microbatches: of an update.
     """
     fault = notices.due(job)
-    if fault is None or fault.phase == "boundary":
+    if fault is None or not fault.inside:
         yield
         return
     module = _middle(job.model)
     halt = _Halt(job, notices, fault, microbatches)
-    register: Callable[[Any], Any] = (
-        module.register_forward_pre_hook
-        if fault.phase == "forward"
-        else module.register_forward_hook
-    )
-    handle = register(halt.before if fault.phase == "forward" else halt.after)
+    if fault.phase == "forward":
+        handle = module.register_forward_pre_hook(halt.before)
+    else:
+        handle = module.register_forward_hook(halt.after)
     try:
         yield
     finally:

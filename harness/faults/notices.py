@@ -33,17 +33,17 @@ class Notices:
             return None
         return None if self._store.check([f"fired/{job.frontier}"]) else fault
 
-    def stay_away(self, job: TrainingJob, fault: Fault) -> bool:
-        """Issue nothing until a peer has told of the failure; whether one has, in time."""
+    def stay_away(self, job: TrainingJob, fault: Fault) -> str:
+        """Issue nothing until a peer has told of the failure; return what came of it."""
         self._store.set(f"fired/{job.frontier}", "1")
         job.emit("fault", update=job.frontier, role="absent", phase=fault.phase)
         patience = job.attempt.settings.group_timeout + _PATIENCE_S
         try:
             self._store.wait([_key(job)], timedelta(seconds=patience))
         except dist.DistStoreError:
-            return False
+            return f"no peer reported a failure within {patience:g} s of the fault"
         self._have(job)
-        return True
+        return "notice of a peer's failure"
 
     def tell(self, job: TrainingJob, message: str) -> None:
         """Tell the absent rank that a collective has failed here."""

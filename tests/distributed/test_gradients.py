@@ -16,7 +16,6 @@ from harness.spec import WRAPPERS, Mesh
 from harness.workload import hsdp, wrappers
 from harness.workload.model import Decoder, next_token_loss
 from harness.workload.presets import find_workload
-from strategies import Layout
 from strategies._base import connect_native
 from tests.distributed import ranks
 
@@ -79,7 +78,7 @@ class TestGradients:
 
 def _gradients(rank: Rank, wrapper: str) -> dict[str, object]:
     mesh = Mesh.parse(WRAPPERS[wrapper])
-    layout = Layout(rank=rank.number, num_replicas=mesh.replicate, shard_size=mesh.shard)
+    layout = mesh.layout(rank.number)
     attempt = dataclasses.replace(
         rank.attempt(group_timeout=30.0, shard_timeout=30.0), layout=layout
     )

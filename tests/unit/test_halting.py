@@ -27,9 +27,9 @@ class Notices:
     def due(self, job: Any) -> Fault | None:
         return self.fault if job.frontier == self.fault.frontier else None
 
-    def stay_away(self, _job: Any, _fault: Fault) -> bool:
+    def stay_away(self, _job: Any, _fault: Fault) -> str:
         self.halted_after.append(self.steps[-1])
-        return True
+        return "notice"
 
 
 def execute(phase: str, *, frontier: int = UPDATE - 1) -> Notices:
