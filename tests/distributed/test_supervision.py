@@ -28,7 +28,7 @@ UPDATES = 40
 """Enough for a test to strike before the last one."""
 START_S = 90.0
 """Within which a run gets to the event that a test waits for."""
-GONE_S = 30.0
+GONE_S = 10.0
 """Within which every process is gone."""
 
 
