@@ -9,12 +9,14 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
-from harness import report
+from harness import compare, report
 from harness.records import Drift, Ratio, write_json
 from harness.report._style import CONTENDERS
 from harness.spec import SpecError
 from tests.unit import summaries
 from tests.unit.reading import FILES, first_screen, row, section, text_of
+
+COMMITTED = sorted(path.parent for path in Path(__file__).parents[2].glob("reports/*/report.md"))
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,13 @@ class TestBytes:
 
         assert first.keys() == FILES
         assert first == report.build(full)
+
+    @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+    def test_committed_reports_are_what_their_records_give(self, folder: Path) -> None:
+        """Whoever changes a measure builds them anew; figures depend on matplotlib's version."""
+        differing = compare.check(folder)
+
+        assert [] == [name for name in differing if not name.startswith("figures/")]
 
     def test_readers_matplotlib_settings_do_not_matter(self, written: Path) -> None:
         """Fonts, sizes and the hash salt are the report's own, and are put back."""
