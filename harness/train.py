@@ -110,9 +110,10 @@ class Trainer:
                 checkpoint.save(job, self._checkpoints)
                 job.emit("checkpoint", update=job.frontier)
             self._pass_boundary()
-        self._measure("after")
         drift.save_state(job.state(), self._folder, rank=job.attempt.layout.rank)
         job.emit("finish", update=job.frontier)
+        self._strategy.settle(job)
+        self._measure("after")
 
     def _update(self) -> bool:
         """Execute and commit one update, and digest the state it leads to.
@@ -176,8 +177,9 @@ class Trainer:
             try:
                 loss = self._boundary.reduce_loss(job, self._loss)
             except CollectiveFailed as error:
-                failure = Failure(phase="boundary", group=group, error=error)
-                if self._recover(failure, error) is Outcome.FORGONE:
+                # Not kept in this frame, which the error leads back to: it names the old group.
+                outcome = self._recover(Failure(phase="boundary", group=group, error=error), error)
+                if outcome is Outcome.FORGONE:
                     return
             else:
                 job.emit("logged", update=job.frontier, loss=loss)

@@ -337,6 +337,9 @@ class Strategy:
         """Recover from `failure`, or say who must."""
         raise NotImplementedError
 
+    def settle(self, job: Job) -> None:
+        """Wait, a bounded time, for what goes on beside training; then resources are counted."""
+
     def close(self, job: Job) -> None:
         """Let go of everything; the results are already written."""
 

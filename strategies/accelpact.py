@@ -96,6 +96,11 @@ class AccelPact(Strategy):
             holders=left or list(repair.holders),
         )
 
+    def settle(self, job: Job) -> None:
+        """Wait until the audit has let go of what was retired."""
+        assert self._pact is not None
+        self._pact.audits.join()
+
     def close(self, job: Job) -> None:
         """End the control thread; measure the bare cost of a repair, if there was one."""
         assert self._pact is not None
