@@ -11,6 +11,7 @@ import msgspec
 
 from harness import drift, environment, plan, report, summarize, supervisor
 from harness.integration import integration_lines
+from harness.launching import torchrun
 from harness.layout import CHECKSUMS, COMPARISON, DRIFT, ENVIRONMENT, REPORTED, RUNS, STATE
 from harness.records import SCHEMA_VERSION, Contender, Digests, read_lines, write_json
 from harness.redact import redact
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from harness.launching import Launch
     from harness.plan import Entry
     from harness.progress import Progress
     from harness.records import RunSummary, Summary
@@ -49,6 +51,7 @@ def run(
     folder: Path,
     title: str,
     progress: Progress,
+    launch: Launch = torchrun,
 ) -> Summary:
     """Run every block into `folder`, which is new or empty, and write report and summary.
 
@@ -68,7 +71,7 @@ def run(
     ]
     with progress.over(sum(len(block) for block in blocks)):
         for block in blocks:
-            _run_block(block, folder, progress)
+            _run_block(block, folder, progress, launch)
     write_json(folder / COMPARISON, dataclasses.replace(described, complete=True))
     redact(folder)  # runs are redacted as they end
     return finish(folder)
@@ -116,11 +119,13 @@ def unexpected(summary: Summary) -> list[RunSummary]:
     return [run for run in summary.runs if run.verdict not in (run.expected, "not_run")]
 
 
-def _run_block(block: Sequence[RunSpec], folder: Path, progress: Progress) -> None:
+def _run_block(block: Sequence[RunSpec], folder: Path, progress: Progress, launch: Launch) -> None:
     runs = folder / RUNS
     for planned in block:
         with progress.run(planned) as watch:
-            status = supervisor.execute(planned, runs / planned.name, on_event=watch.event)
+            status = supervisor.execute(
+                planned, runs / planned.name, on_event=watch.event, launch=launch
+            )
             watch.ended(status)
     _compare_block(block, runs)
 

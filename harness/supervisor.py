@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ import msgspec
 import strategies
 from harness import processes
 from harness.events import Recorder
+from harness.launching import torchrun
 from harness.layout import CHECKPOINTS
 from harness.records import Event, write_json
 from harness.redact import redact
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from harness.launching import Launch, Launched
     from harness.spec import RunSpec
 
 _POLL_S = 0.05
@@ -52,7 +52,12 @@ class EventTail:
 
 
 def execute(
-    run: RunSpec, folder: Path, *, on_event: Callable[[Event], None], stall_s: float = STALL_S
+    run: RunSpec,
+    folder: Path,
+    *,
+    on_event: Callable[[Event], None],
+    stall_s: float = STALL_S,
+    launch: Launch = torchrun,
 ) -> int | None:
     """Run `run` in `folder`, which must not exist; return the launcher's exit status.
 
@@ -71,21 +76,15 @@ def execute(
     )
     recorder = Recorder(folder, rank=None)
     status: int | None = None
-    launcher: subprocess.Popen[bytes] | None = None
+    launcher: Launched | None = None
     strategy = strategies.find(run.strategy)(variant=run.variant)
     try:
-        with (
-            strategy.services(run.spec.mesh.layout()) as found,
-            (folder / "launcher.log").open("wb") as log,
-        ):
+        with strategy.services(run.spec.mesh.layout()) as found:
+            log = folder / "launcher.log"
+            log.touch()
             recorder.emit("launch")
-            launcher = subprocess.Popen(
-                _command(run, folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**_environment(run, port=store.port), **found},
-            )
+            environment = {**_environment(run, port=store.port), **found}
+            launcher = launch(run, folder, environment, log)
             status = _watch(launcher, EventTail(folder / "events.jsonl"), on_event, stall_s)
     finally:
         processes.end_tree(keep)
@@ -97,20 +96,6 @@ def execute(
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         redact(folder, also={run.spec.data: "<data>"} if run.spec.data else {})
     return status
-
-
-def _command(run: RunSpec, folder: Path) -> list[str]:
-    options = run.settings["options"]
-    interval = options.get("monitor_interval", 0.1) if isinstance(options, dict) else 0.1
-    return [
-        sys.executable,
-        "-m",
-        "harness.launcher",
-        str(run.spec.mesh.world_size),
-        str(run.settings["max_restarts"]),
-        str(interval),
-        str(folder),
-    ]
 
 
 def _environment(run: RunSpec, *, port: int) -> dict[str, str]:
@@ -130,7 +115,7 @@ def _environment(run: RunSpec, *, port: int) -> dict[str, str]:
 
 
 def _watch(
-    launcher: subprocess.Popen[bytes],
+    launcher: Launched,
     tail: EventTail,
     on_event: Callable[[Event], None],
     stall_s: float,
