@@ -8,7 +8,8 @@ reference to it is rebound, and an audit proves that none is left.
 from accelpact._capture import Capture, Capturing
 from accelpact._communicator import num_registered_groups
 from accelpact._digest import StateDigest, tensor_digest, tree_digest
-from accelpact._errors import EXIT_STATUS, Reason, Rejected
+from accelpact._discard import Discard
+from accelpact._errors import EXIT_STATUS, Reason, Rejected, UpdateInterrupted
 from accelpact._floor import measure_floor
 from accelpact._frameworks import ALL as FRAMEWORKS
 from accelpact._pact import Pact, attach
@@ -16,12 +17,14 @@ from accelpact._protocol import Repair
 from accelpact._rebind import ReferenceIndex
 from accelpact._settings import Settings
 from accelpact._state import application_state
+from accelpact._updates import Update
 
 __all__ = [
     "EXIT_STATUS",
     "FRAMEWORKS",
     "Capture",
     "Capturing",
+    "Discard",
     "Pact",
     "Reason",
     "ReferenceIndex",
@@ -29,6 +32,8 @@ __all__ = [
     "Repair",
     "Settings",
     "StateDigest",
+    "Update",
+    "UpdateInterrupted",
     "application_state",
     "attach",
     "measure_floor",

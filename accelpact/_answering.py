@@ -111,6 +111,9 @@ class Answering:
             if self._plane.joined >= notice.generation:
                 self._plane.pending = None
             self._plane.changed.notify_all()
+        if notice.discards:
+            self._call_back(notice)
+            return
         if notice.completed < 0:
             return
         boundary = self._plane.boundary
@@ -125,7 +128,38 @@ class Answering:
                 f"{notice.frontier}, and has {doing}",
             )
         elif self._plane.pending is notice and boundary.waiting == notice.group:
-            self._plane.interrupt(notice.group)
+            self._interrupt(notice)
+
+    def _call_back(self, notice: Notice) -> None:
+        """Get the training thread out of an update, or refuse for it if that is committed.
+
+        One that has not begun the update is on its way there by itself, and may be in a collective
+        that its peers have completed and that must not be disturbed.
+        """
+        boundary = self._plane.boundary
+        end = time.monotonic() + self._plane.patience.total_seconds() / 2
+        while (
+            self._plane.pending is notice
+            and boundary.frontier <= notice.frontier
+            and (boundary.declared or boundary.stepping or boundary.frontier < notice.frontier)
+            and time.monotonic() < end
+        ):
+            time.sleep(_POLL_S)
+        if self._plane.pending is not notice:
+            return
+        if boundary.frontier > notice.frontier or boundary.stepping:
+            self._plane.abort(
+                notice.generation,
+                f"{Reason.ONE_SIDED.value}: rank {self._plane.rank} has committed update "
+                f"{notice.frontier + 1}, which failed on rank {notice.by}",
+            )
+        else:
+            self._interrupt(notice)
+
+    def _interrupt(self, notice: Notice) -> None:
+        with self._plane.interrupting:
+            if self._plane.joined < notice.generation:
+                self._plane.interrupt(notice)
 
     def _verdict(self, notice: Notice) -> str:
         """Wait for the verdict; end this process if it is not the release."""

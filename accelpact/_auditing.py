@@ -43,7 +43,7 @@ class Auditing:
         self.findings: list[Finding] = []
         self._pact = pact
         self._reaper = Reaper()
-        self._kept: list[ProcessGroup] = []
+        self._kept: dict[str, ProcessGroup] = {}
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
 
@@ -55,18 +55,22 @@ class Auditing:
 
     def take(self, group: ProcessGroup) -> None:
         """Keep a group that is about to be retired."""
-        self._kept.append(group)
+        self._kept[group.group_name] = group
 
     def abandon(self) -> None:
         """Let go of what was taken, since its repair failed and the process ends."""
-        self._reap(self._kept)
+        keep = list(self._kept.values())
+        self._kept.clear()
+        self._reap(keep)
 
     def begin(self, done: Repair) -> None:
-        """Let go of what the repair `done` has retired, prove that it goes, and record it all.
+        """Let go of the group that `done` has retired, prove that it goes, and record it all.
 
         Returns at once; a thread does it, after a short delay.
         """
-        keep, self._kept = self._kept, []
+        retired = self._kept.pop(done.group.group_name, None)
+        keep = [] if retired is None else [retired]
+        del retired
         if keep and self._pact.settings.audit:
             self._thread = threading.Thread(
                 target=self._run,

@@ -32,6 +32,7 @@ class Boundary:
         stepping: the optimizer's step has begun and is not committed.
         waiting: name of the group in whose collective the training thread is, or None.
         completed: boundary collectives that have completed, by name of the group.
+        poisoned: names of groups outside the model in which a collective of the update failed.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Boundary:
         "completed",
         "entered",
         "frontier",
+        "poisoned",
         "stepping",
         "waiting",
     )
@@ -51,6 +53,7 @@ class Boundary:
         self.stepping = False
         self.waiting: str | None = None
         self.completed: Counter[str] = Counter()
+        self.poisoned: set[str] = set()
         self._parameters: list[torch.Tensor] = []
         self._consumed: list[tuple[weakref.ref[torch.Tensor], int]] = []
 
@@ -62,6 +65,11 @@ class Boundary:
     def commit(self, frontier: int) -> None:
         """Make `frontier` the last committed update."""
         self.frontier = frontier
+        self.entered = False
+        self.stepping = False
+
+    def take_back(self) -> None:
+        """Be at the boundary again that the update under way began at."""
         self.entered = False
         self.stepping = False
 

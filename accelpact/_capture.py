@@ -2,7 +2,8 @@
 
 Taken at every committed boundary, so it must be cheap: a few kilobytes, no collective, no wait for
 a device, and no random number drawn. Weights and optimizer state are not part of it; they change
-only in the optimizer's step, which is what commits.
+only in the optimizer's step, which is what commits. Of buffers, those that forward passes change
+(running means and the like) are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 from typing import Any, Protocol
 
 import torch
+
+from accelpact._buffers import BufferCopies, Buffers
 
 _MT19937_BYTES = 2500
 """Size of numpy's `mt19937_state`: 624 words and a position (numpy 1.17 to 2.4)."""
@@ -51,9 +54,18 @@ class Capture:
     """What the loader's `state_dict` gave, or None without a loader."""
     source: Loader | None = dataclasses.field(repr=False)
     """The loader."""
+    buffers: BufferCopies | None = None
+    """Those of the model's buffers that updates change."""
 
     def restore(self) -> None:
-        """Put random states and the loader back; as often as one likes."""
+        """Put random states, buffers and the loader back; as often as one likes.
+
+        Raises:
+            Rejected: `reject_uncommitted_boundary`, if a buffer that no update has changed before
+                was changed since.
+        """
+        if self.buffers is not None:
+            self.buffers.restore()
         torch.set_rng_state(self.cpu)
         if self.device is not None:
             number, state = self.device
@@ -68,8 +80,8 @@ class Capture:
 class Capturing:
     """Takes the captures of one rank."""
 
-    def __init__(self, loader: Loader | None = None) -> None:
-        """Take the loader's state with the rest, if there is one.
+    def __init__(self, loader: Loader | None = None, model: torch.nn.Module | None = None) -> None:
+        """Take the loader's state and the model's buffers with the rest, if there are any.
 
         Raises:
             TypeError: `loader` cannot say where it is, or cannot be told.
@@ -86,6 +98,7 @@ class Capturing:
             )
         self._loader = loader
         self._numpy = _Numpy()
+        self._buffers = Buffers(model) if model is not None else None
 
     def take(self, frontier: int) -> Capture:
         """Capture the boundary after update `frontier`."""
@@ -102,6 +115,7 @@ class Capturing:
             # A dictionary that the loader goes on changing would be of another boundary.
             loader=None if self._loader is None else copy.deepcopy(self._loader.state_dict()),
             source=self._loader,
+            buffers=None if self._buffers is None else self._buffers.copy(frontier),
         )
 
 

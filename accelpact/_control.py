@@ -17,6 +17,11 @@ refuses for it: the failure is one-sided. Either the training thread sees the
 notice or the control thread sees that it went past, since each writes before it
 reads.
 
+A failure inside an update concerns all training threads of the chain: each must take the
+update back. The control thread gets its own out of whatever collective it is blocked in, once it
+is in that update; the fence stops one that was about to commit it. One that has committed it
+cannot take it back, and the control thread refuses for it.
+
 Ranks outside the chains of the failed group (`accelpact._chains`) hear the notice
 and the verdict, so that they count generations as the others do; they neither
 pledge nor stop, and do not end when the repair fails.
@@ -59,8 +64,8 @@ import torch.distributed as dist
 
 from accelpact._answering import Answering
 from accelpact._chains import Chains
-from accelpact._errors import Reason, Rejected
-from accelpact._messages import RELEASE, Notice, Standing
+from accelpact._errors import Reason, Rejected, UpdateInterrupted
+from accelpact._messages import BOUNDARY, RELEASE, Notice, Standing
 from accelpact._vigil import Vigil
 
 if TYPE_CHECKING:
@@ -86,6 +91,8 @@ class ControlPlane:
         heard: generation of the last repair of which the training thread has read the verdict.
         closing: this rank has finished.
         changed: guards what is above where a thread waits for another to change it.
+        interrupting: held while this rank's groups are interrupted, which must not go on once the
+            training thread has come to replace them.
     """
 
     def __init__(
@@ -100,7 +107,7 @@ class ControlPlane:
         patience: float,
         silence: float = 2.0,
         on_abort: Callable[[str, str], None],
-        interrupt: Callable[[str], object] = lambda _: None,
+        interrupt: Callable[[Notice], object] = lambda _: None,
         on_notice: Callable[[Notice], None] = lambda _: None,
         on_release: Callable[[Notice], None] = lambda _: None,
     ) -> None:
@@ -116,8 +123,8 @@ class ControlPlane:
             patience: seconds for which a rank that has not come yet is waited for.
             silence: seconds after which a rank without a heartbeat counts as silent.
             on_abort: called with the reason, and what was noticed, before this process is ended.
-            interrupt: called with the name of a group that failed on a peer, while the training
-                thread of this rank is blocked in one of its collectives.
+            interrupt: called with the notice of a peer's failure, while the training thread of
+                this rank is, or may be, blocked in a collective because of it.
             on_notice: called with every failure notice, by the control thread.
             on_release: called when what a notice told of is repaired, by the control thread.
 
@@ -133,6 +140,7 @@ class ControlPlane:
         self.heard = 0
         self.closing = False
         self.changed = threading.Condition()
+        self.interrupting = threading.Lock()
         self.rank = rank
         self.world_size = world_size
         self.deadline = timedelta(seconds=deadline)
@@ -190,19 +198,39 @@ class ControlPlane:
         Together with `Answering` this is Dekker's handshake: either the control
         thread sees `stepping` and waits for the commit, or this thread sees the
         pledge and waits for the release.
+
+        Raises:
+            UpdateInterrupted: the update must be taken back instead.
         """
         boundary = self.boundary
         boundary.stepping = True
         while self.pledged > self.released and boundary.frontier >= self.limit:
             boundary.stepping = False
             self._await_release(self.pledged)
+            self.require_no_discard()
             # Look again: the next generation may have been pledged before this was set.
             boundary.stepping = True
+
+    def require_no_discard(self) -> None:
+        """Stop the update under way if peers take it back.
+
+        Raises:
+            UpdateInterrupted: they do.
+        """
+        notice = self.pending
+        if notice is not None and notice.discards and notice.frontier == self.boundary.frontier:
+            raise UpdateInterrupted(
+                f"update {notice.frontier + 1} is taken back, since it failed on rank {notice.by}"
+            )
 
     def _await_release(self, generation: int) -> None:
         with self.changed:
             done = self.changed.wait_for(
-                lambda: self.released >= generation, self.deadline.total_seconds()
+                lambda: (
+                    self.released >= generation
+                    or (self.pending is not None and self.pending.discards)
+                ),
+                self.deadline.total_seconds(),
             )
         if not done:
             raise self._late(f"generation {generation}")
@@ -271,6 +299,7 @@ class ControlPlane:
         trigger: str,
         completed: int = -1,
         refused: bool = False,
+        phase: str = BOUNDARY,
     ) -> None:
         """Send the failure notice to all of W in one message."""
         notice = Notice(
@@ -282,12 +311,18 @@ class ControlPlane:
             completed=completed,
             trigger=trigger,
             refused=refused,
+            phase=phase,
         )
         keys = [f"wake/{generation}/{rank}" for rank in range(self.world_size)]
         self._aside.multi_set(keys, [notice.encode()] * len(keys))
 
     def admit(
-        self, generation: int, *, ranks: Iterable[int], completed: int
+        self,
+        generation: int,
+        *,
+        ranks: Iterable[int],
+        completed: int = -1,
+        groups: Iterable[str] = (),
     ) -> dict[int, Standing]:
         """Publish where this member is, and collect the same of all that depend on `ranks`.
 
@@ -296,10 +331,13 @@ class ControlPlane:
         Raises:
             Rejected: `reject_deadline`, if a rank did not come in time.
         """
-        standing = Standing(frontier=self.boundary.frontier, completed=completed)
+        standing = Standing(
+            frontier=self.boundary.frontier, completed=completed, groups=tuple(groups)
+        )
         self.publish(self._main, generation, standing)
         # In this order, and `Answering` in the other: a notice that comes late does not stay.
-        self.joined = generation
+        with self.interrupting:
+            self.joined = generation
         self.pending = None
         return self._standings(generation, self.closure(ranks))
 

@@ -34,6 +34,13 @@ class Reason(enum.Enum):
     """Another rank refused or failed during this repair."""
 
 
+class UpdateInterrupted(RuntimeError):
+    """The update under way must be taken back, since it failed on another rank.
+
+    Raised where this rank would have gone on with it: at its next collective or optimizer step.
+    """
+
+
 class Rejected(RuntimeError):
     """A repair that was refused; the job must be restarted from a checkpoint.
 

@@ -2,8 +2,8 @@
 
 A call made with a retired group goes to its replacement. A collective at a committed boundary
 that fails is repaired and issued again with its input restored; the script gets the result of the
-last one. A collective inside an update that fails is left to the launcher, and all ranks that
-depend on this one are told at once.
+last one. A collective inside an update that fails is left to whoever can execute that again
+(`accelpact._updates`), or to the launcher, and all ranks that depend on this one are told at once.
 
 Calls that a compiler traces go to the original functions, which it knows. Those that torch itself
 makes while a compiled model runs (FSDP1 does) are not traced, and neither are the stand-ins.
@@ -114,12 +114,16 @@ class Intercept:
             self._inside = False
 
     def _in_update(self, call: Call) -> Any:
+        self._pact.control.require_no_discard()
         try:
             return self._wait_in(call, call.make)
         except RuntimeError as error:
             if not is_communication_failure(error):
                 raise
-            self._pact.give_up(_group_of(call), error)
+            if self._pact.attempt is None:
+                self._pact.give_up(_group_of(call), error)
+            self._pact.boundary.poisoned.add(_group_of(call).group_name)
+            raise
 
     def _at_boundary(self, call: Call) -> Any:
         copies = call.copy_input()

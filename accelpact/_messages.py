@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 
+BOUNDARY = "boundary"
+"""The phase between two updates; the others are parts of an update."""
 RELEASE = "release"
 """The verdict on a generation that went well."""
 
@@ -17,16 +19,18 @@ class Standing:
     """Last committed update."""
     completed: int = -1
     """Collectives of the failed group that it has completed at boundaries; -1: not counted."""
+    groups: tuple[str, ...] = ()
+    """Names of the groups that it needs replaced, where that is more than the failed one."""
 
     def encode(self) -> str:
         """Return it as a value for the store."""
-        return json.dumps([self.frontier, self.completed])
+        return json.dumps([self.frontier, self.completed, self.groups])
 
     @classmethod
     def decode(cls, value: bytes) -> Standing:
         """Return what `encode` made a value of."""
-        frontier, completed = json.loads(value)
-        return cls(frontier=frontier, completed=completed)
+        frontier, completed, groups = json.loads(value)
+        return cls(frontier=frontier, completed=completed, groups=tuple(groups))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +39,9 @@ class Notice:
 
     generation: int
     group: str
+    """Its name, or which update is taken back."""
     ranks: tuple[int, ...]
-    """Members of the group; or the rank that is silent."""
+    """Members of the group; all that must take an update back; or the rank that is silent."""
     by: int
     """Rank that tells."""
     frontier: int
@@ -47,6 +52,13 @@ class Notice:
     """`exception`, `heartbeat` or `audit`: what was noticed first."""
     refused: bool = False
     """There is nothing to repair: the verdict has been given."""
+    phase: str = BOUNDARY
+    """Where it struck the rank that tells."""
+
+    @property
+    def discards(self) -> bool:
+        """Whether an update is taken back: then all of `ranks` come by their training threads."""
+        return self.phase != BOUNDARY
 
     def encode(self) -> str:
         """Return it as a value for the store."""

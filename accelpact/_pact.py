@@ -6,12 +6,13 @@ import atexit
 import gc
 import os
 import sys
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from accelpact import _communicator, _frameworks, _replacement
+from accelpact import _communicator, _discard, _frameworks, _replacement, _updates
 from accelpact._auditing import Auditing
 from accelpact._boundary import Boundary
 from accelpact._capture import Capturing
@@ -26,15 +27,17 @@ from accelpact._redirect import Redirects
 from accelpact._settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     import torch
     from torch.distributed import ProcessGroup, Store
 
     from accelpact._capture import Capture, Loader
+    from accelpact._discard import Discard
     from accelpact._frameworks import Framework
     from accelpact._messages import Notice
+    from accelpact._updates import Result, Update
 
 
 class Pact:
@@ -47,6 +50,8 @@ class Pact:
         index: places in the model that can name a group.
         watches: what tells a committed boundary.
         joined: repairs since the last commit that had to come before one of this rank's own.
+        attempt: the update under way, where it is protected too.
+        discards: how often the update under way was taken back.
         redirects: where calls made with retired groups go.
         audits: proofs that nothing names a retired group.
         log: the runtime's own record.
@@ -67,20 +72,23 @@ class Pact:
     ) -> None:
         """Index the model's references and connect to the control plane."""
         self.captured: Capture
-        self._capturing = Capturing(loader)
+        self._capturing = Capturing(loader, model)
         self.settings = settings
         self.boundary = boundary or Boundary()
         self._follows = boundary is None
         self.frameworks = tuple(frameworks)
         self.rank = dist.get_rank()
+        self.attempt: Update | None = None
+        self.discards = 0
         self.log = EventLog(os.environ.get(DIRECTORY_VARIABLE), rank=self.rank)
         self.index = ReferenceIndex(model, frameworks)
         self.watches = [framework.watch(model) for framework in frameworks]
         self.redirects = Redirects()
         self.joined: dict[str, Repair] = {}
         self.audits = Auditing(self)
-        self._optimizer = optimizer
-        self._model = model
+        self.optimizer = optimizer
+        self.model = model
+        self._began = time.monotonic()
         self._on_abort = on_abort
         self._hooks: list[Callable[[], None]] = []
         self._intercept: Intercept | None = None
@@ -96,7 +104,7 @@ class Pact:
             patience=settings.patience,
             silence=settings.silence,
             on_abort=self._aborted,
-            interrupt=_communicator.interrupt_by_name,
+            interrupt=self._interrupt,
             on_notice=self._noticed,
             on_release=self._released,
         )
@@ -121,23 +129,61 @@ class Pact:
         """
         self.boundary.commit(frontier)
         self.joined.clear()
+        self.discards = 0
         if structure(self.watches):
             self.boundary.entered = True
         else:
             self.captured = self._capturing.take(frontier)
+
+    def begin(self, update: Update | None = None) -> None:
+        """Note that an attempt at the next update begins, and what that would be rewound to.
+
+        If peers have taken it back meanwhile, this rank does so first.
+        """
+        self.attempt = update
+        self._began = time.monotonic()
+        self.captured = self._capturing.take(self.frontier)
+        while (notice := self.control.pending) is not None and notice.discards:
+            self.discard(None)
+
+    def end(self, update: Update) -> None:
+        """Note that the attempt is over, however it went."""
+        if self.attempt is update:
+            self.attempt = None
+
+    def updates(self, total: int) -> Iterator[Update]:
+        """Yield attempts at updates until `total` are committed, those before `attach` included.
+
+        Every attempt is a context around all of its update::
+
+            for update in pact.updates(1000):
+                with update:
+                    train(batches[update.index])
+
+        A collective that fails in it is not seen outside: the update is taken back on all ranks
+        that depend on one another, the groups are replaced, and it is attempted again.
+        """
+        return _updates.updates(self, total)
+
+    def protect(self, step: Callable[..., Result]) -> Callable[..., Result]:
+        """Decorate a function that executes one update: it is called again if that fails.
+
+        It gets the arguments that it had, which it must not change.
+        """
+        return _updates.protect(self, step)
 
     def resume(self) -> None:
         """Hook the model, the optimizer and torch.distributed; nothing if that is so already."""
         if self._hooks:
             return
         self._hooks = [
-            self._optimizer.register_step_pre_hook(self._before_step).remove,
-            self.boundary.notice_step(self._optimizer),
+            self.optimizer.register_step_pre_hook(self._before_step).remove,
+            self.boundary.notice_step(self.optimizer),
         ]
         if self._follows:
-            self._hooks.append(self.boundary.notice_forward(self._model))
+            self._hooks.append(self.boundary.notice_forward(self.model))
         if self.settings.drive == "auto":
-            self._hooks.append(self._optimizer.register_step_post_hook(self._after_step).remove)
+            self._hooks.append(self.optimizer.register_step_post_hook(self._after_step).remove)
         if self._intercept is not None:
             self._intercept.install()
             self._hooks.append(self._intercept.remove)
@@ -184,9 +230,57 @@ class Pact:
         except Rejected as rejection:
             self._end(rejection)
 
+    def discard(self, error: BaseException | None) -> Discard:
+        """Take back the update under way, which `error` has ended, with all that depend on it.
+
+        Every rank of the chain calls this, on its own exception or on the notice of a peer's; then
+        the update can be executed again.
+
+        Raises:
+            Rejected: with `drive="manual"`; else the process ends. See `accelpact._discard`.
+        """
+        try:
+            done = _discard.discard(self, error, began=self._began)
+        except Rejected as rejection:
+            self._reject(rejection.reason, str(rejection), trigger="exception")
+            if self.settings.drive == "auto":
+                self._end(rejection)
+            raise
+        self.discards += 1
+        self.log.write(
+            "discard",
+            generation=done.generation,
+            group=[repair.group.group_name for repair in done.repairs],
+            ranks=list(done.ranks),
+            frontier=done.frontier,
+            trigger=done.trigger,
+            phases_ms=done.phases_ms,
+            phase=done.phase,
+            update=done.frontier + 1,
+            lost_s=done.lost_s,
+        )
+        self._began = time.monotonic()
+        return done
+
+    def poisoned(self) -> set[str]:
+        """Names of this rank's groups that cannot be used any more after a failure in an update."""
+        model = (group for group in self.index.synchronizing() if group.size() > 1)
+        return {group.group_name for group in model} | self.boundary.poisoned
+
+    def _interrupt(self, notice: Notice) -> None:
+        """Get the training thread out of the collective that it is blocked in; from another."""
+        if not notice.discards:
+            _communicator.interrupt_by_name(notice.group)
+            return
+        waiting = self.boundary.waiting
+        if waiting is not None:
+            self.boundary.poisoned.add(waiting)
+        for name in self.poisoned():
+            _communicator.interrupt_by_name(name)
+
     def join_pending(self) -> None:
         """Take part in repairs that peers have begun, before this rank issues anything more."""
-        while (notice := self.control.pending) is not None:
+        while (notice := self.control.pending) is not None and not notice.discards:
             self.mend(_communicator.find(notice.group), notice)
 
     def give_up(self, group: ProcessGroup, error: BaseException) -> NoReturn:

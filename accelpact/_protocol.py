@@ -7,10 +7,10 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from accelpact import _communicator, _replacement
+from accelpact import _communicator
 from accelpact._errors import Reason, Rejected
+from accelpact._exchange import Exchange
 from accelpact._guard import check_boundary
-from accelpact._rebind import rebind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +40,28 @@ class Repair:
     """guard, admit, retire, rebuild, rebind, validate, release."""
     holders: tuple[str, ...]
     """Paths of the references that were rebound."""
+
+    @classmethod
+    def of(
+        cls,
+        exchange: Exchange,
+        *,
+        generation: int,
+        frontier: int,
+        trigger: str,
+        phases_ms: dict[str, float],
+    ) -> Repair:
+        """Sum up what has become of one group."""
+        return cls(
+            group=exchange.new,
+            generation=generation,
+            frontier=frontier,
+            ranks=exchange.description.ranks,
+            replacement=exchange.step.name,
+            trigger=trigger,
+            phases_ms=phases_ms,
+            holders=tuple(reference.label for reference in exchange.holders),
+        )
 
     @property
     def in_place(self) -> bool:
@@ -71,7 +93,7 @@ def repair(
             the caller must end this process with `EXIT_STATUS`.
     """
     control = pact.control
-    clock = _PhaseClock()
+    clock = PhaseClock()
     generation = notice.generation if notice else control.released + 1
     trigger = "notice" if notice else "exception"
     try:
@@ -87,56 +109,37 @@ def repair(
                     completed=completed,
                     trigger=trigger,
                 )
-            step = _replacement.choose(
-                pact.settings.replacement, group, description, pact.index.obstacles(group)
-            )
+            exchange = Exchange(pact, group)
             check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=description.ranks, completed=completed)
-            frontier = _agree(standings, description.ranks, own=standings[pact.rank])
+            frontier = agree(standings, description.ranks, own=standings[pact.rank])
         with clock.phase("retire"):
-            holders = pact.index.holders(group)
-            if step.retires:
-                pact.audits.take(group)
-            step.retire(group, description, deadline=pact.settings.deadline)
+            exchange.retire()
         with clock.phase("rebuild"):
-            new = step.build(
-                group,
-                description,
-                store=control.rendezvous(generation, description.name),
-                rank=pact.rank,
-                generation=generation,
-                deadline=pact.settings.deadline,
-            )
+            exchange.rebuild(generation)
         with clock.phase("rebind"):
-            if new is group:
-                holders = []
-            else:
-                rebind(holders, new)
-                _require_none_left(pact, group)
-                pact.redirects.add(group, new)
+            exchange.rebind()
         with clock.phase("validate"):
-            _communicator.probe(new, description, deadline=pact.settings.deadline)
+            exchange.validate()
         with clock.phase("release"):
             control.release(generation, members=len(description.ranks))
     except Exception as error:
-        pact.audits.abandon()
-        control.abort(generation, f"rank {pact.rank}: {error}")
-        if isinstance(error, Rejected):
-            raise
-        raise Rejected(Reason.DEADLINE, f"a phase of the repair failed: {error}") from error
-    done = Repair(
-        group=new,
-        generation=generation,
-        frontier=frontier,
-        ranks=description.ranks,
-        replacement=step.name,
-        trigger=trigger,
-        phases_ms=clock.ms,
-        holders=tuple(reference.label for reference in holders),
+        raise given_up(pact, generation, error) from error
+    done = Repair.of(
+        exchange, generation=generation, frontier=frontier, trigger=trigger, phases_ms=clock.ms
     )
     pact.audits.begin(done)
     return done
+
+
+def given_up(pact: Pact, generation: int, error: Exception) -> Rejected:
+    """Tell all that take part that `generation` has failed here; return why for the caller."""
+    pact.audits.abandon()
+    pact.control.abort(generation, f"rank {pact.rank}: {error}")
+    if isinstance(error, Rejected):
+        return error
+    return Rejected(Reason.DEADLINE, f"a phase of the repair failed: {error}")
 
 
 def _claim(pact: Pact, description: Description) -> int:
@@ -145,6 +148,13 @@ def _claim(pact: Pact, description: Description) -> int:
         claimed = pact.control.claim(description.name)
         if isinstance(claimed, int):
             return claimed
+        if claimed.discards:
+            raise Rejected(
+                Reason.ONE_SIDED,
+                f"a collective of group {description.name} failed after update "
+                f"{claimed.frontier}, which rank {claimed.by} has left behind: it takes back "
+                f"update {claimed.frontier + 1}",
+            )
         other = claimed.group
         counted = -1 if claimed.completed < 0 else pact.boundary.completed[other]
         pact.joined[other] = repair(
@@ -152,7 +162,7 @@ def _claim(pact: Pact, description: Description) -> int:
         )
 
 
-def _agree(standings: Mapping[int, Standing], members: tuple[int, ...], *, own: Standing) -> int:
+def agree(standings: Mapping[int, Standing], members: tuple[int, ...], *, own: Standing) -> int:
     """Return the frontier that all share, or refuse.
 
     Raises:
@@ -175,16 +185,7 @@ def _agree(standings: Mapping[int, Standing], members: tuple[int, ...], *, own: 
     return own.frontier
 
 
-def _require_none_left(pact: Pact, group: ProcessGroup) -> None:
-    left = [reference.label for reference in pact.index.holders(group)]
-    if left:
-        raise Rejected(
-            Reason.STALE_REFERENCE,
-            f"expected no reference to the retired group; found {', '.join(left)}",
-        )
-
-
-class _PhaseClock:
+class PhaseClock:
     """Milliseconds per phase."""
 
     def __init__(self) -> None:

@@ -52,12 +52,16 @@ class ReferenceIndex:
 
         All ranks in one, if the model names none: nothing is known of it then.
         """
-        groups = [
-            dist.get_process_group_ranks(group)
+        groups = [dist.get_process_group_ranks(group) for group in self.synchronizing()]
+        return groups or [list(range(dist.get_world_size()))]
+
+    def synchronizing(self) -> list[ProcessGroup]:
+        """Return the registered groups through which the model is kept in step."""
+        return [
+            group
             for group in _communicator.registered()
             if any(reference.names(group) for reference in self._of_model)
         ]
-        return groups or [list(range(dist.get_world_size()))]
 
 
 def rebind(holders: Iterable[Reference], new: ProcessGroup) -> int:

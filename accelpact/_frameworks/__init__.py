@@ -1,8 +1,8 @@
 """All that is known of the private parts of the frameworks, one file per framework.
 
 Each answers the same questions of a wrapped model: which references to process
-groups do you cache, what shows that an update is under way, and is a holder
-that the audit found on the heap one of yours.
+groups do you cache, what shows that an update is under way, undo your part of an
+unfinished update, and is a holder that the audit found on the heap one of yours.
 """
 
 from __future__ import annotations
@@ -108,6 +108,10 @@ def adopt_nothing(holder: Holder) -> Reference | None:  # noqa: ARG001
     return None
 
 
+def undo_nothing(model: torch.nn.Module) -> None:
+    """Keep no state of an update: there is nothing to undo."""
+
+
 def set_gradients(
     parameters: Iterable[tuple[str, torch.nn.Parameter]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -135,6 +139,17 @@ class Framework(Protocol):
 
     def watch(self, model: torch.nn.Module) -> Watch:
         """Collect once what `model`'s boundary depends on."""
+        ...
+
+    def undo(self, model: torch.nn.Module) -> None:
+        """Forget the update that is under way, as if its forward pass had not begun.
+
+        Gradients of the optimizer's parameters are dropped by the caller before. Nothing of what
+        is under way on the model's groups can succeed any more.
+
+        Raises:
+            Rejected: `reject_unsupported`, if this torch has no way to.
+        """
         ...
 
     def adopt(self, holder: Holder) -> Reference | None:

@@ -21,7 +21,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from accelpact._discover import living
-from accelpact._frameworks import no_watch
+from accelpact._frameworks import no_watch, undo_nothing
 from accelpact._places import Kind
 
 if TYPE_CHECKING:
@@ -114,3 +114,4 @@ def _title(function: types.FunctionType) -> str:
 
 
 watch = no_watch
+undo = undo_nothing

@@ -21,14 +21,15 @@ import itertools
 import types
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from accelpact._errors import Reason, Rejected
 from accelpact._frameworks import Attribute, adopt_nothing, set_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import torch
     from torch.distributed import ProcessGroup
 
     from accelpact._frameworks import Reference
@@ -185,6 +186,21 @@ class _Watch:
 def watch(model: torch.nn.Module) -> _Watch:
     """Collect the parameters once."""
     return _Watch(model)
+
+
+def undo(model: torch.nn.Module) -> None:
+    """Have every Reducer forget the backward pass that it expects to finish.
+
+    `_reset_state` (torch 2.13.0 and 2.14.1) keeps the buckets as they are; the next update notes
+    the order of gradients anew and finds the same.
+    """
+    for path, module in _modules(model):
+        if not hasattr(module.reducer, "_reset_state"):
+            raise Rejected(
+                Reason.UNSUPPORTED,
+                f"{path}: torch {torch.__version__} cannot reset DDP's Reducer inside an update",
+            )
+        module.reducer._reset_state()
 
 
 adopt = adopt_nothing

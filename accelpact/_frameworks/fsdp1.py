@@ -12,7 +12,7 @@ Attributes seen in torch 2.13.0 and 2.14.1 (`torch/distributed/fsdp/_init_utils.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accelpact._frameworks import Attribute, adopt_nothing, set_gradients
 
@@ -27,6 +27,13 @@ synchronizes = True
 
 _OWN_GROUPS = ("process_group", "_inter_node_pg")
 _PARTS = ("_inter_node_state", "_handle", "_exec_order_data")
+_PROMISES = (
+    "_ran_pre_backward_hook",
+    "_needs_pre_backward_unshard",
+    "_needs_pre_forward_unshard",
+    "_prefetched",
+)
+"""What a handle notes of the update under way."""
 _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
@@ -100,6 +107,51 @@ class _Watch:
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the gradients of the parameters as the optimizer sees them."""
         return set_gradients(self._parameters)
+
+
+def undo(model: torch.nn.Module) -> None:
+    """Make every module idle and sharded again, and drop what it keeps of a backward pass.
+
+    `_runtime_utils._post_backward_final_callback` does as much at the end of one that succeeds
+    (torch 2.13.0 and 2.14.1), and trusts what is in between to have succeeded too.
+    """
+    from torch.distributed.fsdp._common_utils import TrainingState
+
+    for _, module in _modules(model):
+        module.training_state = TrainingState.IDLE
+        if module._is_root:
+            module._post_backward_callback_queued = False
+        if module._handle is not None:
+            _undo_handle(module, module._handle)
+        order = module._exec_order_data
+        # Not `next_iter`, which would end the first iteration, whose order all others are held to.
+        order.handles_post_forward_order.clear()
+        order.current_order_index = 0
+
+
+def _undo_handle(module: Any, handle: Any) -> None:
+    from torch.distributed.fsdp._common_utils import HandleTrainingState
+    from torch.distributed.fsdp._runtime_utils import _reshard
+
+    handle._training_state = HandleTrainingState.IDLE
+    parameter = handle.flat_param
+    parameter.grad = None
+    for key in ("_saved_grad_shard", "_post_backward_hook_handle", "_post_backward_hook_state"):
+        value = vars(parameter).pop(key, None)
+        hook = value[-1] if isinstance(value, tuple) else value
+        if key != "_saved_grad_shard" and hook is not None:
+            hook.remove()
+    parameter._post_backward_called = False
+    for key in _PROMISES:
+        setattr(handle, key, False)
+    if handle.uses_sharded_strategy:
+        # Also where an all-gather has failed and its output is allocated: the next one would be
+        # left out on this rank alone.
+        _reshard(module, handle, True)  # noqa: FBT003  torch's
+    if handle._uses_param_mixed_precision and parameter._mp_shard.untyped_storage().size():
+        handle._free_low_precision_sharded_param()
+    if handle._use_orig_params:
+        handle._reset_flat_param_grad_info_if_needed()
 
 
 adopt = adopt_nothing

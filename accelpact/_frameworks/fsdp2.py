@@ -11,15 +11,17 @@ Attributes seen in torch 2.13.0 and 2.14.1 (`torch/distributed/fsdp/_fully_shard
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from accelpact._errors import Reason, Rejected
 from accelpact._frameworks import Attribute, adopt_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import torch
 
     from accelpact._frameworks import Reference
 
@@ -119,6 +121,45 @@ class _Watch:
 def watch(model: torch.nn.Module) -> _Watch:
     """Collect states and parameters once."""
     return _Watch(model)
+
+
+def undo(model: torch.nn.Module) -> None:
+    """Drop every gradient and have the roots forget the iteration.
+
+    `reset_iter_state` (torch 2.13.0 and 2.14.1) waits for an all-gather under way, which has
+    failed, and leaves gradients of unsharded parameters, which the next backward would add to.
+    Assigning `unsharded_accumulated_grad` raises where it is a property (torch 2.15).
+    """
+    for path, state in _states(model):
+        for group in _parameter_groups(state):
+            result = group._all_gather_result
+            if result is not None:
+                with contextlib.suppress(RuntimeError):  # it has failed
+                    getattr(result.all_gather_work, "wait", _done)()
+                group._all_gather_result = None
+            for parameter in group.fsdp_params:
+                _drop_gradients(parameter)
+        if not state._is_root:  # None before the first forward pass, which resets nothing then
+            continue
+        if not hasattr(state, "_reset_iter_state"):
+            raise Rejected(
+                Reason.UNSUPPORTED,
+                f"{path}: torch {torch.__version__} cannot reset fully_shard inside an update",
+            )
+        state._reset_iter_state()
+
+
+def _done() -> None:
+    """There is nothing to wait for."""
+
+
+def _drop_gradients(parameter: Any) -> None:
+    parameter.sharded_param.grad = None
+    unsharded = getattr(parameter, "_unsharded_param", None)
+    if unsharded is not None:
+        unsharded.grad = None
+    if not isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property):
+        parameter.unsharded_accumulated_grad = None
 
 
 adopt = adopt_nothing

@@ -10,7 +10,7 @@ import sys
 import types
 from typing import TYPE_CHECKING
 
-from accelpact._frameworks import adopt_nothing, no_watch
+from accelpact._frameworks import adopt_nothing, no_watch, undo_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +59,7 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:  # noqa: ARG001
 
 
 watch = no_watch
+undo = undo_nothing
 
 
 adopt = adopt_nothing

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from accelpact._discover import living
-from accelpact._frameworks import no_watch
+from accelpact._frameworks import no_watch, undo_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,3 +68,4 @@ def adopt(holder: Holder) -> Reference | None:
 
 
 watch = no_watch
+undo = undo_nothing
