@@ -102,6 +102,7 @@ class Trainer:
             except Exception as error:  # noqa: BLE001  the strategy decides
                 self._tell(error)
                 self._recover(Failure(phase="update", group=None, error=error), error)
+                job.emit("discard", update=job.frontier + 1)
                 continue
             if not committed:
                 continue

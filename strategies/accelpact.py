@@ -1,4 +1,4 @@
-"""AccelPact: the communicator is rebuilt under its name, every cached reference rebound."""
+"""AccelPact: communicators are rebuilt under their names, every cached reference rebound."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ _FLOOR_IDLE_S = 0.5
 
 
 class AccelPact(Strategy):
-    """The six phases of the paper at a committed boundary."""
+    """The six phases of the paper at a committed boundary; inside an update, taking it back."""
 
     name = "accelpact"
     summary = "state kept, communicator rebuilt under its name, cached references rebound"
+    expected_inside = "pass"
     variants = {"rebuild+rebind": {"replacement": "rebuild", "deadline_s": 30.0}}
     frameworks: ClassVar[Sequence[Framework]] = accelpact.FRAMEWORKS
     audit: ClassVar[bool] = True
     _pact: Pact | None = None
     _places: ReferenceIndex | None = None
     _repaired_here = False
+    _taken_back = 0
 
     def attach(self, job: Job) -> None:
         """Index the references and start the control thread."""
@@ -45,11 +47,19 @@ class AccelPact(Strategy):
             drive="manual",
             audit=self.audit,
             frameworks=self.frameworks,
+            loader=job.loader,
             on_abort=lambda reason: job.emit("reject", reason=reason),
         )
         # integration: end
         # With every framework, whatever the contender knows; here, since it walks the heap.
         self._places = accelpact.ReferenceIndex(job.model, accelpact.FRAMEWORKS)
+
+    def begin(self, job: Job) -> None:
+        """Note what the update would be rewound to."""
+        assert self._pact is not None
+        # integration: begin
+        self._pact.begin()
+        # integration: end
 
     def committed(self, job: Job) -> None:
         """Declare the boundary."""
@@ -59,13 +69,10 @@ class AccelPact(Strategy):
         # integration: end
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
-        """Run the six phases; a refusal ends this process."""
+        """Run the six phases, or take the update back; a refusal ends this process."""
         assert self._pact is not None
         if failure.phase != "boundary" or failure.group is None:
-            code = accelpact.Reason.UNCOMMITTED_BOUNDARY.value
-            return self._refuse(
-                job, f"{code}: struck inside an update: {root_cause(failure.error)}"
-            )
+            return self.take_back(job, failure)
         old = failure.group
         try:
             # integration: begin
@@ -73,12 +80,31 @@ class AccelPact(Strategy):
             job.groups.replicate = repair.group
             # integration: end
         except accelpact.Rejected as rejection:
-            return self._refuse(job, str(rejection))
+            return self.refuse(job, str(rejection))
         self._repaired_here = True
         self._record(job, repair, old=old)
         return Outcome.RESUMED
 
-    def _refuse(self, job: Job, reason: str) -> Outcome:
+    def take_back(self, job: Job, failure: Failure) -> Outcome:
+        """Undo the update on every rank and replace all groups; a refusal ends this process."""
+        assert self._pact is not None
+        replicate, shard = job.groups.replicate.group_name, job.groups.shard.group_name
+        try:
+            # integration: begin
+            done = self._pact.discard(failure.error)
+            groups = {repair.group.group_name: repair.group for repair in done.repairs}
+            job.groups.replicate = groups.get(replicate, job.groups.replicate)
+            job.groups.shard = groups.get(shard, job.groups.shard)
+            # integration: end
+        except accelpact.Rejected as rejection:
+            return self.refuse(job, f"{rejection} ({root_cause(failure.error)})")
+        self._taken_back += 1
+        for phase, ms in done.phases_ms.items():
+            job.emit("phase", phase=phase, ms=ms, generation=done.generation)
+        return Outcome.RESUMED
+
+    def refuse(self, job: Job, reason: str) -> Outcome:
+        """Record why, and have the process end."""
         job.emit("reject", reason=reason)
         return Outcome.EXIT
 
@@ -104,7 +130,7 @@ class AccelPact(Strategy):
     def close(self, job: Job) -> None:
         """End the control thread; measure the bare cost of a repair, if there was one."""
         assert self._pact is not None
-        repaired = self._pact.generation > 0
+        repaired = self._pact.generation > self._taken_back
         # integration: begin
         self._pact.close()
         # integration: end

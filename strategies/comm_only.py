@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from accelpact import Reason
+from strategies._base import root_cause
 from strategies.accelpact import AccelPact
 
 if TYPE_CHECKING:
-    from strategies._base import Settings, Timeouts
+    from strategies._base import Failure, Job, Outcome, Settings, Timeouts
 
 
 class CommunicatorOnly(AccelPact):
@@ -24,3 +26,8 @@ class CommunicatorOnly(AccelPact):
         """Restart nothing: that would hide what it does not do."""
         del num_faults
         return super().settings(timeouts, num_faults=0, backend=backend)
+
+    def take_back(self, job: Job, failure: Failure) -> Outcome:
+        """Refuse: who knows no framework cannot undo its part of an update."""
+        code = Reason.UNCOMMITTED_BOUNDARY.value
+        return self.refuse(job, f"{code}: struck inside an update: {root_cause(failure.error)}")
