@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _FOREVER = timedelta(days=30)
 _POLL_S = 50e-6
+_AGAIN_S = 0.25
+"""Seconds after which a training thread that was called back and has not come is called again."""
 
 
 class Answering:
@@ -34,6 +37,7 @@ class Answering:
         """
         self._plane = plane
         self._store = store
+        self._called_back = 0
         self._thread = threading.Thread(target=self._serve, name="accelpact-control", daemon=True)
         self._thread.start()
 
@@ -154,6 +158,7 @@ class Answering:
                 f"{notice.frontier + 1}, which failed on rank {notice.by}",
             )
         else:
+            self._called_back = notice.generation
             self._interrupt(notice)
 
     def _interrupt(self, notice: Notice) -> None:
@@ -164,18 +169,36 @@ class Answering:
     def _verdict(self, notice: Notice) -> str:
         """Wait for the verdict; end this process if it is not the release."""
         key = f"verdict/{notice.generation}"
-        try:
-            self._store.wait([key], self._plane.patience + self._plane.deadline)
-        except dist.DistStoreError as error:
-            self._die(
-                f"expected a verdict on generation {notice.generation} within "
-                f"{(self._plane.patience + self._plane.deadline).total_seconds():g} s; {error}",
-                trigger=notice.trigger,
-            )
+        patience = (self._plane.patience + self._plane.deadline).total_seconds()
+        end = time.monotonic() + patience
+        while not self._has_come(key, min(end, self._call_again(notice))):
+            if time.monotonic() >= end:
+                self._die(
+                    f"expected a verdict on generation {notice.generation} within {patience:g} s",
+                    trigger=notice.trigger,
+                )
+            self._interrupt(notice)
         verdict = str(self._store.get(key).decode())
         if verdict != RELEASE:
             self._die(verdict, trigger=notice.trigger)
         return verdict
+
+    def _has_come(self, key: str, until: float) -> bool:
+        """Wait for `key` until then, and say whether it is there."""
+        try:
+            self._store.wait([key], timedelta(seconds=max(until - time.monotonic(), _POLL_S)))
+        except dist.DistStoreError:
+            return False
+        return True
+
+    def _call_again(self, notice: Notice) -> float:
+        """Return when to interrupt the training thread once more: a cut can miss a collective.
+
+        It is asked of the kernel which connections there are, while other threads open and close
+        some; and the thread may have been between two collectives.
+        """
+        is_called = self._called_back == notice.generation > self._plane.joined
+        return time.monotonic() + _AGAIN_S if is_called else math.inf
 
     def _settle(self) -> None:
         """Wait until this rank has committed what the members have, and no step is under way.
