@@ -74,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="do without the proof that nothing names a retired group",
     )
+    add(
+        "--envelope",
+        metavar="FILE",
+        help="do only what this file of `accelpact qualify` holds proven (as ACCELPACT_ENVELOPE)",
+    )
     add("--events", metavar="DIR", help=f"write the runtime's record (as {DIRECTORY_VARIABLE})")
     add("-m", dest="module", action="store_true", help="the script is a module's name")
     add("script", help="the training script")

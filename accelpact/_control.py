@@ -158,7 +158,7 @@ class ControlPlane:
         self._vigil = Vigil(self, self._aside, silence=silence)
         self._answering = Answering(self, dist.PrefixStore(prefix, store()))
 
-    def meet(self, groups: Sequence[Sequence[int]]) -> None:
+    def meet(self, groups: Sequence[Sequence[int]], *, envelope: str = "") -> set[str]:
         """Meet all of W once, by the calls that a repair makes; a collective of all ranks.
 
         It tells which ranks depend on one another, proves that every rank reaches the store before
@@ -166,15 +166,20 @@ class ControlPlane:
 
         Args:
             groups: global ranks of this rank's groups of the model.
+            envelope: digest of what this rank may do.
+
+        Returns:
+            The digests of all ranks.
 
         Raises:
             Rejected: `reject_deadline`, if a rank does not come.
         """
         self._main.compare_set("claim/0", "", "rehearsal")
         self._main.set(f"groups/{self.rank}", json.dumps([list(each) for each in groups]))
-        self.publish(self._main, 0, Standing(frontier=self.boundary.frontier))
+        own = Standing(frontier=self.boundary.frontier, envelope=envelope)
+        self.publish(self._main, 0, own)
         everyone = range(self.world_size)
-        self._standings(0, everyone)
+        envelopes = {each.envelope for each in self._standings(0, everyone).values()}
         published = [f"groups/{rank}" for rank in everyone]
         models = map(json.loads, self._main.multi_get(published))
         self._chains = Chains(self.world_size, itertools.chain.from_iterable(models))
@@ -183,6 +188,7 @@ class ControlPlane:
             for name in ("claim/0", "over/0", *published, *standings):
                 self._main.delete_key(name)
         self._vigil.start()
+        return envelopes
 
     def closure(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Return all that depend on any of `ranks`: they take part when one of those fails."""

@@ -16,6 +16,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from accelpact import _communicator
+from accelpact._envelope import DISCARD
 from accelpact._errors import Reason, Rejected
 from accelpact._exchange import Exchange
 from accelpact._guard import check_boundary
@@ -90,6 +91,7 @@ def discard(pact: Pact, error: BaseException | None, *, began: float) -> Discard
                 control.announce(
                     generation, group=_title(pact, ranks), ranks=ranks, trigger=trigger, phase=phase
                 )
+            pact.admission.require(phase, DISCARD)
             _require_discardable(pact, error)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=ranks, groups=pact.poisoned())

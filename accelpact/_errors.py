@@ -30,6 +30,9 @@ class Reason(enum.Enum):
     """A rank that is needed has given no heartbeat for longer than `silence`."""
     RANK_GONE = "reject_rank_gone"
     """A rank that is needed has said farewell."""
+    UNQUALIFIED = "reject_unqualified"
+    """The envelope does not hold what would have to be done: other versions, no such trial, or a
+    file that cannot be read."""
     PEER_ABORTED = "reject_peer_aborted"
     """Another rank refused or failed during this repair."""
 

@@ -22,15 +22,18 @@ class Standing:
     groups: tuple[str, ...] = ()
     """Names of the groups that it needs replaced, where that is more than the failed one."""
 
+    envelope: str = ""
+    """Digest of the envelope that it has read, where ranks meet for the first time."""
+
     def encode(self) -> str:
         """Return it as a value for the store."""
-        return json.dumps([self.frontier, self.completed, self.groups])
+        return json.dumps([self.frontier, self.completed, self.groups, self.envelope])
 
     @classmethod
     def decode(cls, value: bytes) -> Standing:
         """Return what `encode` made a value of."""
-        frontier, completed, groups = json.loads(value)
-        return cls(frontier=frontier, completed=completed, groups=tuple(groups))
+        frontier, completed, groups, envelope = json.loads(value)
+        return cls(frontier=frontier, completed=completed, groups=tuple(groups), envelope=envelope)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

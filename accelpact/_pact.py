@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from accelpact import _communicator, _discard, _frameworks, _replacement, _updates
+from accelpact._admission import Admission
 from accelpact._auditing import Auditing
 from accelpact._boundary import Boundary
 from accelpact._capture import Capturing
@@ -53,6 +54,7 @@ class Pact:
         attempt: the update under way, where it is protected too.
         discards: how often the update under way was taken back.
         redirects: where calls made with retired groups go.
+        admission: what may be done about a failure.
         audits: proofs that nothing names a retired group.
         log: the runtime's own record.
     """
@@ -86,6 +88,7 @@ class Pact:
         self.redirects = Redirects()
         self.joined: dict[str, Repair] = {}
         self.audits = Auditing(self)
+        self.admission = Admission(settings.envelope, model, replacement=settings.replacement)
         self.optimizer = optimizer
         self.model = model
         self._began = time.monotonic()
@@ -368,7 +371,8 @@ class Pact:
         _replacement.require_choices(self.settings.replacement, self.index.obstacles)
         self.boundary.commit(frontier)
         self.captured = self._capturing.take(frontier)
-        self.control.meet(self.index.model_groups())
+        envelopes = self.control.meet(self.index.model_groups(), envelope=self.admission.digest)
+        self.admission.agree(envelopes)
         world = dist.group.WORLD
         assert world is not None
         if dist.get_backend(world) == "gloo":  # other communicators are too dear to build for this
@@ -389,6 +393,8 @@ class Pact:
             frontier=self.frontier,
             references=len(self.index),
             replacement=self.settings.replacement,
+            envelope=self.admission.digest or None,
+            objection=self.admission.objection,
         )
 
     def close(self) -> None:

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from accelpact import _communicator
+from accelpact._envelope import L1
 from accelpact._errors import Reason, Rejected
 from accelpact._exchange import Exchange
 from accelpact._guard import check_boundary
+from accelpact._messages import BOUNDARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -109,6 +111,7 @@ def repair(
                     completed=completed,
                     trigger=trigger,
                 )
+            pact.admission.require(BOUNDARY, L1)
             exchange = Exchange(pact, group)
             check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):

@@ -27,6 +27,9 @@ class Settings:
     issued again. `manual`: the script calls `Pact.commit` and `Pact.repair`."""
     audit: bool = True
     """Whether a repair is followed by the proof that nothing names the retired group."""
+    envelope: str | None = None
+    """File of proven recoveries, which nothing else is then tried; by default what the environment
+    variable `ACCELPACT_ENVELOPE` names. Without either, everything is tried."""
 
     def __post_init__(self) -> None:
         """Check every field.

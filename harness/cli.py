@@ -183,6 +183,46 @@ def report(
 
 @app.command()
 @guarded
+def breakeven(  # noqa: PLR0917  as above
+    overhead: Annotated[str, typer.Option(help="Cost of the guard per update, as in 0.2%.")],
+    age: Annotated[float, typer.Option(help="Updates that a restart executes again.")],
+    update: Annotated[str, typer.Option(help="Time of an update, as in 220s.")],
+    repair: Annotated[str, typer.Option(help="Time of a repair, as in 770ms.")],
+    eligible: Annotated[
+        float, typer.Option(help="Failures per window that a repair answers.")
+    ] = 0.0,
+    other: Annotated[float, typer.Option(help="Failures per window that are refused.")] = 0.0,
+    reject: Annotated[str, typer.Option(help="Time lost by a refusal, as in 100ms.")] = "0s",
+    window: Annotated[str, typer.Option(help="Training time looked at, as in 1d.")] = "1d",
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Say from how many failures on the runtime pays for itself (the paper's Eq. 4).
+
+    Times are numbers with a unit: ms, s, min, h or d.
+
+    Example: accelpact breakeven --overhead 0.2% --age 5 --update 220s --repair 770ms
+    --eligible 0.776
+    """
+    from harness import quantities as model
+
+    found = model.make(
+        overhead=overhead,
+        age=age,
+        update=update,
+        repair=repair,
+        eligible=eligible,
+        other=other,
+        reject=reject,
+        window=window,
+    )
+    if as_json:
+        typer.echo(json.dumps(model.record(found), indent=1))
+    else:
+        typer.echo(tabulate(model.rows(found), tablefmt="plain", disable_numparse=True))
+
+
+@app.command()
+@guarded
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:

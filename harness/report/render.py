@@ -10,7 +10,7 @@ import jinja2
 import msgspec
 
 from harness.records import SCHEMA_VERSION, Summary
-from harness.report import about, figures, headline, tables, targets
+from harness.report import about, breakeven, figures, headline, tables, targets
 from harness.report._view import View, workload_text
 from harness.spec import SpecError
 
@@ -147,6 +147,7 @@ def _sections(view: View) -> dict[str, object]:
         "references": tables.references(view),
         "stale": tables.stale(view),
         "overhead": tables.overhead(view),
+        "breakeven": breakeven.breakeven(view),
         "shares": tables.shares(view),
         "shares_sentence": tables.shares_sentence(view),
         "floors": tables.floors(view),
