@@ -15,7 +15,7 @@ import typer
 from tabulate import tabulate
 
 from harness import options
-from harness.spec import FAULT_KINDS, SpecError, choose
+from harness.spec import FAULT_KINDS, WRAPPERS, SpecError, choose
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,8 +86,8 @@ def compare(  # noqa: PLR0917  typer reads the options off the signature
 
     Example: accelpact compare --preset paper --blocks 6 --out reports/mine
     """
-    names = [name for name in strategies.split(",") if name]
-    _compare(options.make_spec(**_given(locals())), names, out=out)
+    given = _given(locals())
+    _compare(options.make_spec(**given), _names(strategies), out=out)
 
 
 @app.command()
@@ -155,6 +155,39 @@ def tune(
 
 @app.command()
 @guarded
+def matrix(
+    strategies: options.Strategies = "",
+    wrappers: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
+    faults: Annotated[str, typer.Option(help="KIND@PHASE, comma-separated; default all.")] = "",
+    out: options.MatrixOut = options.REPORTS / "verdicts",
+) -> None:
+    """Judge every contender under every wrapper and phase of a fault, on 4 CPU ranks.
+
+    Verdicts only: ranks are forks, and nothing is timed. A folder can hold several torch versions.
+
+    Example: accelpact matrix --strategies accelpact,cold --out reports/verdicts
+    """
+    from harness import environment, plan
+    from harness import matrix as verdicts
+    from harness.progress import Progress
+    from strategies import Platform
+
+    found = verdicts.run(
+        options.make_spec(),
+        plan.contenders(_names(strategies)),
+        wrappers=_names(wrappers) or list(WRAPPERS),
+        strikes=_names(faults) or verdicts.STRIKES,
+        platform=Platform(device="cpu", backend=environment.backend_for("cpu", world_size=4)),
+        folder=out,
+        progress=Progress(),
+    )
+    typer.echo((out / verdicts.MATRIX).read_text())
+    if verdicts.unexpected(found):
+        raise typer.Exit(EXIT_UNEXPECTED)
+
+
+@app.command()
+@guarded
 def report(
     folder: Annotated[Path, typer.Argument(help="A comparison's folder.")],
     check: Annotated[
@@ -166,14 +199,16 @@ def report(
     Example: accelpact report reports/mine --check
     """
     from harness import compare as comparison
+    from harness import matrix as verdicts
 
     if not folder.is_dir():
         raise SpecError(f"folder: expected a comparison's folder; found none at {folder}")
+    whole = verdicts.is_matrix(folder)
     if not check:
-        comparison.finish(folder)
-        typer.echo(folder / "report.md")
+        (verdicts.finish if whole else comparison.finish)(folder)
+        typer.echo(folder / (verdicts.MATRIX if whole else "report.md"))
         return
-    wrong = comparison.check(folder)
+    wrong = verdicts.check(folder) if whole else comparison.check(folder)
     for name in wrong:
         typer.echo(f"differs from its records: {name}")
     if wrong:
@@ -279,6 +314,11 @@ def list_(
         typer.echo(json.dumps(rows, indent=1))
     else:
         typer.echo(tabulate(rows, headers="keys", tablefmt="plain", intfmt=","))
+
+
+def _names(text: str) -> list[str]:
+    """The names in a comma-separated option."""
+    return [name for name in text.split(",") if name]
 
 
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def run(
     """
     able, unable = plan.availability(entries, platform)
     folder.mkdir(parents=True, exist_ok=True)
-    described = _describe(spec, able, unable, platform=platform, title=title)
+    described = describe(spec, able, unable, platform=platform, title=title)
     write_json(
         folder / ENVIRONMENT,
         environment.describe(device=platform.device, backend=platform.backend),
@@ -71,7 +71,7 @@ def run(
     ]
     with progress.over(sum(len(block) for block in blocks)):
         for block in blocks:
-            _run_block(block, folder, progress, launch)
+            run_block(block, folder, progress, launch)
     write_json(folder / COMPARISON, dataclasses.replace(described, complete=True))
     redact(folder)  # runs are redacted as they end
     return finish(folder)
@@ -88,7 +88,13 @@ def finish(folder: Path) -> Summary:
 
 def checksums(folder: Path) -> str:
     """SHA-256 of every record, in the form that `sha256sum --check` reads."""
-    records = [folder / ENVIRONMENT, folder / COMPARISON, *(folder / RUNS).rglob("*")]
+    return checksums_of(
+        [folder / ENVIRONMENT, folder / COMPARISON, *(folder / RUNS).rglob("*")], folder
+    )
+
+
+def checksums_of(records: Sequence[Path], folder: Path) -> str:
+    """SHA-256 of those of `records` that are files, named from `folder` on."""
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}"
         for path in records
@@ -119,7 +125,8 @@ def unexpected(summary: Summary) -> list[RunSummary]:
     return [run for run in summary.runs if run.verdict not in (run.expected, "not_run")]
 
 
-def _run_block(block: Sequence[RunSpec], folder: Path, progress: Progress, launch: Launch) -> None:
+def run_block(block: Sequence[RunSpec], folder: Path, progress: Progress, launch: Launch) -> None:
+    """Run one block, and compare what its runs have led to."""
     runs = folder / RUNS
     for planned in block:
         with progress.run(planned) as watch:
@@ -150,7 +157,7 @@ def _compare_block(block: Sequence[RunSpec], runs: Path) -> None:
         shutil.rmtree(runs / planned.name / STATE, ignore_errors=True)
 
 
-def _describe(
+def describe(
     spec: Spec,
     able: Sequence[Entry],
     unable: Sequence[tuple[Entry, Availability]],
@@ -158,6 +165,7 @@ def _describe(
     platform: Platform,
     title: str,
 ) -> Comparison:
+    """Say what is asked for and who takes part."""
     workload = find_workload(spec.workload)
     data = Corpus.load(spec.data).record(workload.seq_len)
     return Comparison(

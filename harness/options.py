@@ -47,6 +47,9 @@ WorldTimeout = Annotated[float, typer.Option(help="Seconds; shard groups and all
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the records; default a new one in reports/.")
 ]
+MatrixOut = Annotated[
+    Path, typer.Option("--out", help="Folder; may hold other torch versions' verdicts.")
+]
 
 
 def make_spec(

@@ -14,7 +14,7 @@ from harness.spec import RunSpec, SpecError, choose
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.spec import Spec
+    from harness.spec import Fault, Spec
     from strategies import Availability, Platform, Strategy
 
 REFERENCE = "reference"
@@ -87,6 +87,29 @@ def block_runs(spec: Spec, entries: Sequence[Entry], *, block: int, backend: str
             label = f"{entry.label}-fault-free"
             planned.append(_run(spec, entry.strategy, label, block, backend, faulted=False))
     random.Random(f"{spec.seed}/{block}").shuffle(planned)  # noqa: S311  not a secret
+    return [dataclasses.replace(run, order=order) for order, run in enumerate(planned)]
+
+
+def matrix_name(label: str, fault: Fault) -> str:
+    """Name of the run of a contender that is struck by `fault`."""
+    return f"0-{label}-{fault.kind}-{fault.phase}"
+
+
+def matrix_runs(
+    spec: Spec, entries: Sequence[Entry], faults: Sequence[Fault], *, backend: str
+) -> list[RunSpec]:
+    """Plan two references, and every contender once per fault, in that order."""
+    reference = strategies.find(REFERENCE)()
+    planned = [
+        _run(spec, reference, "reference", 0, backend, faulted=False),
+        _run(spec, reference, "reference-control", 0, backend, faulted=False, control=True),
+    ]
+    for entry in entries:
+        for fault in faults:
+            schedule = dataclasses.replace(spec.schedule, faults=(fault,))
+            struck = dataclasses.replace(spec, schedule=schedule)
+            label = matrix_name(entry.label, fault).removeprefix("0-")
+            planned.append(_run(struck, entry.strategy, label, 0, backend, faulted=True))
     return [dataclasses.replace(run, order=order) for order, run in enumerate(planned)]
 
 
