@@ -256,9 +256,10 @@ def render(matrix: Matrix) -> str:
         "",
         (
             f"Ranks are forks on one machine; {UPDATES} updates, a checkpoint after update "
-            f"{CHECKPOINT_AT}, the fault after update {FRONTIER} or inside the next. Verdicts only: "
-            "nothing here was timed. `pass`: every rank's state equals the reference's bit for bit at "
-            "every update. `rejected`: refused, started again from the checkpoint, then as `pass`. "
+            f"{CHECKPOINT_AT}, the fault after update {FRONTIER} or inside the next. "
+            "Verdicts only: nothing here was timed. `pass`: every rank's state equals the "
+            "reference's bit for bit at every update. "
+            "`rejected`: refused, started again from the checkpoint, then as `pass`. "
             "`(r+d)`: r updates replayed, d discarded."
         ),
     ]
