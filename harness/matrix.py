@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MATRIX, CELLS, TOOK = "matrix.md", "matrix.json", "seconds.json"
 UPDATES, CHECKPOINT_AT, FRONTIER = 5, 2, 3
-STRIKES = ("absent@boundary", "absent@forward", "absent@backward")
+STRIKES = ("absent@boundary", "absent@forward", "absent@backward", "kill@boundary", "kill@backward")
 
 
 class Cell(msgspec.Struct, kw_only=True):
@@ -114,7 +114,7 @@ def run(
     return finish(folder)
 
 
-def _run_wrapper(
+def _run_wrapper(  # noqa: PLR0917  private, and called once
     spec: Spec,
     entries: Sequence[Entry],
     planned: Sequence[Fault],
@@ -254,11 +254,14 @@ def render(matrix: Matrix) -> str:
     lines = [
         "# Verdicts by contender, wrapper and phase of the fault",
         "",
-        f"Ranks are forks on one machine; {UPDATES} updates, a checkpoint after update "
-        f"{CHECKPOINT_AT}, the fault after update {FRONTIER} or inside the next. Verdicts only: "
-        "nothing here was timed. `pass`: every rank's state equals the reference's bit for bit at "
-        "every update. `rejected`: refused, started again from the checkpoint, then as `pass`. "
-        "`(r+d)`: r updates replayed, d discarded.",
+        (
+            f"Ranks are forks on one machine; {UPDATES} updates, a checkpoint after update "
+            f"{CHECKPOINT_AT}, the fault after update {FRONTIER} or inside the next. "
+            "Verdicts only: nothing here was timed. `pass`: every rank's state equals the "
+            "reference's bit for bit at every update. "
+            "`rejected`: refused, started again from the checkpoint, then as `pass`. "
+            "`(r+d)`: r updates replayed, d discarded."
+        ),
     ]
     for torch in dict.fromkeys(cell.torch for cell in matrix.cells):
         cells = [cell for cell in matrix.cells if cell.torch == torch]

@@ -114,6 +114,8 @@ def matrix_runs(
 
 
 def _expected(strategy: Strategy, spec: Spec) -> str:
+    if any(fault.kind == "kill" for fault in spec.schedule.faults):
+        return strategy.expected_killed
     inside = any(fault.inside for fault in spec.schedule.faults)
     return strategy.expected_inside if inside else strategy.expected
 
@@ -143,4 +145,5 @@ def _run(
         backend=backend,
         spec=spec,
         settings=msgspec.to_builtins(settings),
+        launcher_recovers=strategy.launcher_recovers,
     )

@@ -100,7 +100,8 @@ class Watch:
     def _tell(self, event: Event) -> str | None:
         if event.event == "fault":
             self._absent = event.rank
-            return f"fault after update {event.update}: rank {event.rank} stays away"
+            what = "is killed" if event.role == "killed" else "stays away"
+            return f"fault after update {event.update}: rank {event.rank} {what}"
         if event.event == "recovered" and event.rank == self._absent:
             return f"rank {event.rank} has the notice; {self._run.strategy} answers {event.outcome}"
         if event.event == "restored" and event.rank == 0:

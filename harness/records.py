@@ -66,7 +66,7 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fie
     loss: float | None = None
     phase: str | None = None
     ms: float | None = None
-    role: Literal["absent", "waiting"] | None = None
+    role: Literal["absent", "waiting", "killed"] | None = None
     error: str | None = None
     outcome: str | None = None
     reason: str | None = None

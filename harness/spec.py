@@ -19,7 +19,10 @@ LONGEST_S = 86_400.0
 """No deadline is longer than a day."""
 LARGEST_SEED = 2**63 - 1
 """torch takes no larger one."""
-FAULT_KINDS = {"absent": ("boundary", "forward", "backward")}
+FAULT_KINDS = {
+    "absent": ("boundary", "forward", "backward"),
+    "kill": ("boundary", "forward", "backward"),
+}
 """Kind of fault -> phases of an update in which it can strike."""
 
 
@@ -253,6 +256,8 @@ class RunSpec:
     spec: Spec
     settings: dict[str, Any]
     """The contender's `Settings`, as recorded."""
+    launcher_recovers: bool = True
+    """Whether that the launcher starts all ranks again is the contender's own way to recover."""
 
     @property
     def division(self) -> str:

@@ -10,7 +10,7 @@ from harness.records import FaultRecord
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.records import Drift, Ledger, Verdict
+    from harness.records import Drift, Event, Ledger, Verdict
     from harness.spec import Fault, RunSpec
     from harness.timeline import Timeline
 
@@ -26,6 +26,8 @@ class Judgement:
 def evidence(timeline: Timeline, fault: Fault, *, run: str) -> FaultRecord:
     """Decide whether `fault` fired: a rank stayed away, and a peer's collective failed for it."""
     absent = timeline.select("fault", update=fault.frontier)
+    if fault.kind == "kill":
+        return _killed(timeline, fault, absent, run=run)
     failed = [
         event
         for event in timeline.select("failure", update=fault.update)
@@ -41,6 +43,18 @@ def evidence(timeline: Timeline, fault: Fault, *, run: str) -> FaultRecord:
             f"{failed[0].rank} failed after {failed[0].t - absent[0].t:.2f} s: {failed[0].error}"
         )
     return FaultRecord(run=run, planned=str(fault), fired=bool(failed), evidence=text)
+
+
+def _killed(timeline: Timeline, fault: Fault, struck: Sequence[Event], *, run: str) -> FaultRecord:
+    """Decide whether a rank was killed: it says so, and that life of it says nothing more."""
+    if not struck:
+        return FaultRecord(run=run, planned=str(fault), fired=False, evidence="no rank was killed")
+    rank, attempt, moment = struck[0].rank, struck[0].attempt, struck[0].t
+    own = [each for each in timeline.events if (each.rank, each.attempt) == (rank, attempt)]
+    silent = not any(each.t > moment for each in own)
+    what = "and is silent from then on" if silent else "and went on all the same"
+    text = f"rank {rank} was killed {_where(fault)}, {what}"
+    return FaultRecord(run=run, planned=str(fault), fired=silent, evidence=text)
 
 
 def _where(fault: Fault) -> str:
@@ -93,6 +107,11 @@ def judge(  # noqa: PLR0911  one return per verdict, in order of precedence
     refusals = timeline.select("reject")
     if refusals:
         return Judgement(verdict="rejected", reason=refusals[0].reason or "")
+    if not run.launcher_recovers and any(each.attempt for each in timeline.select("process")):
+        return Judgement(
+            verdict="rejected",
+            reason="the launcher started every rank again, from the checkpoint",
+        )
     return Judgement(verdict="pass")
 
 

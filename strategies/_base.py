@@ -243,6 +243,10 @@ class Strategy:
     """The verdict that a run with faults at boundaries should get."""
     expected_inside: ClassVar[str] = "rejected"
     """The verdict that a run with a fault inside an update should get."""
+    expected_killed: ClassVar[str] = "rejected"
+    """The verdict that a run in which a rank is killed should get."""
+    launcher_recovers: ClassVar[bool] = False
+    """Whether that the launcher starts all ranks again is this contender's own way to recover."""
     gates_updates: ClassVar[bool] = False
     """Whether `may_commit` can say no, so that the loop must be able to take an update back."""
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}

@@ -17,6 +17,8 @@ class Cold(Strategy):
     name = "cold"
     summary = "torchrun restarts every rank, the last DCP checkpoint is loaded, updates replay"
     expected_inside = "pass"
+    expected_killed = "pass"
+    launcher_recovers = True
     variants = {
         "monitor-0.02s": {"monitor_interval": 0.02},
         "monitor-0.1s": {"monitor_interval": 0.1},

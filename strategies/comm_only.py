@@ -19,6 +19,7 @@ class CommunicatorOnly(AccelPact):
     summary = "ablation: communicator replaced, probe passes, no reference rebound; must fail"
     expected = "fail"
     expected_inside = "fail"
+    expected_killed = "fail"
     frameworks = ()
     audit = False
 

@@ -64,6 +64,7 @@ class Nvrx(Strategy):
             intervals["heartbeat_timeout"] = timeouts.barrier / 2
         return Settings(
             environment=raising_environment(backend),
+            max_restarts=num_faults,  # a dead rank: the wrapper replaces no process
             group_timeout=timeouts.group,
             shard_timeout=timeouts.group if bounded else timeouts.world,
             options={"intervals": intervals, "max_iterations": num_faults + 1},
@@ -75,9 +76,12 @@ class Nvrx(Strategy):
         # integration: begin
         from nvidia_resiliency_ext import inprocess
 
+        # The store outlives the ranks: no restart of either kind may use another's keys.
+        first = attempt.index * (attempt.settings.options["max_iterations"] + 1)
+
         def train(call_wrapper: inprocess.CallWrapper = None) -> None:
             iteration = call_wrapper.iteration
-            body(dataclasses.replace(attempt, index=attempt.index + iteration))
+            body(dataclasses.replace(attempt, index=first + iteration))
 
         train.__annotations__["call_wrapper"] = inprocess.CallWrapper
         _wrapper(inprocess, attempt)(train)()
@@ -96,7 +100,7 @@ def _wrapper(inprocess: Any, attempt: Attempt) -> Any:
     host, port = attempt.store_address
     arguments = {
         "store_factory": _client_store(inprocess),
-        "store_kwargs": {"host_name": host, "port": port},
+        "store_kwargs": {"host_name": host, "port": port, "life": attempt.index},
         "initialize": inprocess.initialize.RetryController(
             max_iterations=options["max_iterations"],
             min_world_size=attempt.layout.world_size,
@@ -122,10 +126,9 @@ def _client_store(inprocess: Any) -> Any:
     # integration: begin
     import torch.distributed as dist
 
-    class ClientStore(inprocess.store.StoreMixin, dist.TCPStore):
-        def __init__(self, host_name: str, port: int) -> None:
-            dist.TCPStore.__init__(
-                self,
+    class ClientStore(inprocess.store.StoreMixin, dist.PrefixStore):
+        def __init__(self, host_name: str, port: int, life: int) -> None:
+            client = dist.TCPStore(
                 host_name,
                 port,
                 world_size=None,
@@ -133,6 +136,7 @@ def _client_store(inprocess: Any) -> Any:
                 timeout=dt.timedelta(seconds=60),
                 wait_for_workers=False,
             )
+            dist.PrefixStore.__init__(self, f"life{life}", client)
 
     for store in (inprocess.store.TCPStore, inprocess.store.PrefixStore):
         store.barrier = inprocess.store.StoreMixin.barrier

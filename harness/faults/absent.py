@@ -3,7 +3,8 @@
 The absent rank issues nothing on its groups until the notice of the failure
 reaches it. If it simply went on, its next collective would pair with the one
 its peers wait in: a wrong sum of the same size, or an abort of the process.
-Every contender gets the same notice, over the supervisor's store.
+Every contender gets the same notice, over the supervisor's store. `kill@boundary` ends the rank
+there with SIGKILL instead.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Boundary:
         """
         fault = self._notices.due(job)
         if fault is not None and not fault.inside:
-            raise CollectiveFailed(self._notices.stay_away(job, fault))
+            raise CollectiveFailed(self._notices.strike(job, fault))
         total = loss.detach().clone()
         try:
             dist.all_reduce(total, group=job.groups.replicate)

@@ -2,7 +2,7 @@
 
 It halts at the module in the middle of the model, in the microbatch whose gradients are averaged,
 until a peer's collective has failed for it. Then it goes on, and what becomes of its own
-collectives is for them to say.
+collectives is for them to say. `kill@forward` and `kill@backward` end it there.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Halt:
     def before(self, _module: torch.nn.Module, _inputs: object) -> None:
         self._left -= 1
         if self._left == 0:
-            self._notices.stay_away(self._job, self._fault)
+            self._notices.strike(self._job, self._fault)
 
     def after(self, _module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> None:
         self._left -= 1
@@ -75,5 +75,5 @@ class _Halt:
             output.register_hook(self._in_backward)
 
     def _in_backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        self._notices.stay_away(self._job, self._fault)
+        self._notices.strike(self._job, self._fault)
         return gradient

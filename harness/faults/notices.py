@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,17 @@ class Notices:
         if fault is None or layout.rank != layout.world_size - 1:
             return None
         return None if self._store.check([f"fired/{job.frontier}"]) else fault
+
+    def strike(self, job: TrainingJob, fault: Fault) -> str:
+        """Do to this rank what is planned; return what came of it, if it still lives."""
+        return self._kill(job, fault) if fault.kind == "kill" else self.stay_away(job, fault)
+
+    def _kill(self, job: TrainingJob, fault: Fault) -> str:
+        """End this process as nothing can be caught; the store remembers that it was."""
+        self._store.set(f"fired/{job.frontier}", "1")
+        job.emit("fault", update=job.frontier, role="killed", phase=fault.phase)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
 
     def stay_away(self, job: TrainingJob, fault: Fault) -> str:
         """Issue nothing until a peer has told of the failure; return what came of it."""

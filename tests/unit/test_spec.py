@@ -23,7 +23,7 @@ from harness.cli import app
 from harness.spec import PRESETS, Fault, Mesh, Schedule, Spec, SpecError, choose
 from strategies import Timeouts
 
-COMMANDS = ("compare", "run", "tune", "report", "doctor", "list")
+COMMANDS = ("compare", "run", "tune", "report", "matrix", "doctor", "list")
 
 
 def refusal(**given: Any) -> str:
@@ -483,7 +483,9 @@ class TestListings:
         """Kinds and the phases in which they strike."""
         phases = ["boundary", "forward", "backward"]
 
-        assert [{"name": "absent", "kinds": ["absent"], "phases": phases}] == self.listed("faults")
+        assert [
+            {"name": kind, "kinds": [kind], "phases": phases} for kind in ("absent", "kill")
+        ] == self.listed("faults")
 
     @pytest.mark.parametrize("kind", ["strategies", "workloads", "faults"])
     def test_for_people(self, kind: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from harness import drift, verdicts
 from harness.records import Digests, Drift, FaultRecord, Ledger, read_lines
+from harness.spec import Fault
 from tests.unit import logs
 from tests.unit.logs import Log
 
@@ -411,3 +412,49 @@ class TestNumbers:
         own = self.save(tmp_path / "own", [{"w": torch.zeros(2)}])
 
         assert [] == list(own.iterdir())
+
+
+class TestKilled:
+    """A rank whose process ends."""
+
+    KILL = Fault(kind="kill", phase="boundary", update=3)
+
+    @staticmethod
+    def log() -> Log:
+        log = logs.restarted()
+        log.events = [
+            logs.changed(event, role="killed") if event.event == "fault" else event
+            for event in log.events
+            if (event.event, event.rank) != ("notice", logs.ABSENT)
+        ]
+        return log
+
+    def test_evidence(self) -> None:
+        """The rank said that it was struck, and nothing more in that life."""
+        found = verdicts.evidence(self.log().timeline(), self.KILL, run="r")
+
+        assert (True, "rank 3 was killed after update 3, and is silent from then on") == (
+            found.fired,
+            found.evidence,
+        )
+
+    def test_survivor_is_no_evidence(self) -> None:
+        """Who goes on was not killed."""
+        found = verdicts.evidence(logs.restarted().timeline(), self.KILL, run="r")
+
+        assert not found.fired
+
+    @pytest.mark.parametrize(("own", "verdict"), [(True, "pass"), (False, "rejected")])
+    def test_restart_of_all_ranks(self, *, own: bool, verdict: str) -> None:
+        """It is a recovery only of who declares it to be its own."""
+        timeline = self.log().timeline()
+        found = verdicts.judge(
+            logs.run_spec("cold", launcher_recovers=own),
+            timeline,
+            drift=EQUAL,
+            ledger=Ledger(missing=0, duplicated=0),
+            faults=[verdicts.evidence(timeline, self.KILL, run="r")],
+            reference_deterministic=True,
+        )
+
+        assert verdict == found.verdict
