@@ -82,7 +82,12 @@ def _averaging(num_replicas: int) -> Callable[[Any, Any], Any]:
     def average(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP would read annotations
         gradients = bucket.buffer().div_(num_replicas)
         work = dist.all_reduce(gradients, group=group, async_op=True)
-        return work.get_future().then(lambda _: gradients)
+
+        def averaged(future):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+            future.value()  # else a collective that failed would pass for one that did not
+            return gradients
+
+        return work.get_future().then(averaged)
 
     return average
     # integration: end

@@ -82,7 +82,7 @@ def described(*, complete: bool) -> compare.Comparison:
     """What the comparison says about itself; the package of `nvrx` is missing."""
     entries = plan.contenders(("cold", "accelpact", "comm_only", "nvrx"))
     answer = Availability(available=False, reason="package nvidia-resiliency-ext is not installed")
-    found = compare._describe(
+    found = compare.describe(
         Spec(schedule=logs.SCHEDULE),
         entries[:3],
         [(entries[3], answer)],
