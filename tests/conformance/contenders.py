@@ -1,0 +1,97 @@
+"""Contenders that are wrong in one way each. Found by entry point, as another package's are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from strategies import Failure, Job, Outcome, Strategy
+from strategies.accelpact import AccelPact
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAULTS = {
+    "drops-moment": ("DropsMoment", "moments"),
+    "shares-rng": ("SharesRng", "rng"),
+    "only-claims": ("OnlyClaims", "trained_on"),
+    "leaks-group": ("LeaksGroup", "left_behind"),
+    "skips-batch": ("SkipsBatch", "cursor"),
+}
+"""Name -> its class here, and the check that names its fault."""
+
+
+def install(folder: Path, module: str, points: dict[str, str]) -> Path:
+    """Make a folder that looks like one into which a package of contenders was installed."""
+    about = folder / "wrong-0.1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 0.1\n")
+    lines = [f"{name} = {module}:{kind}\n" for name, kind in points.items()]
+    (about / "entry_points.txt").write_text("[accelpact.strategies]\n" + "".join(lines))
+    return folder
+
+
+class DropsMoment(AccelPact):
+    """Recovers, and loses the second moment of one parameter."""
+
+    name = "drops-moment"
+
+    def recover(self, job: Job, failure: Failure) -> Outcome:
+        outcome = super().recover(job, failure)
+        moments = [held["exp_avg_sq"] for held in job.optimizer.state.values()]
+        max(moments, key=torch.Tensor.numel).zero_()
+        return outcome
+
+
+class SharesRng(AccelPact):
+    """Recovers, and gives every rank that did the random state of rank 0."""
+
+    name = "shares-rng"
+
+    def committed(self, job: Job) -> None:
+        super().committed(job)
+        if job.attempt.layout.rank == 0:
+            state = bytes(torch.get_rng_state().tolist())
+            job.attempt.store().set(f"rng/{job.frontier}", state)
+
+    def recover(self, job: Job, failure: Failure) -> Outcome:
+        outcome = super().recover(job, failure)
+        state = job.attempt.store().get(f"rng/{job.frontier}")
+        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return outcome
+
+
+class OnlyClaims(Strategy):
+    """Says that the rank is where it should be in the end, and trains no more."""
+
+    name = "only-claims"
+    summary = "claims"
+
+    def recover(self, job: Job, failure: Failure) -> Outcome:
+        del failure
+        job.frontier += 100
+        return Outcome.FORGONE
+
+
+class LeaksGroup(AccelPact):
+    """Recovers, and leaves one more group registered."""
+
+    name = "leaks-group"
+
+    def recover(self, job: Job, failure: Failure) -> Outcome:
+        outcome = super().recover(job, failure)
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+        return outcome
+
+
+class SkipsBatch(AccelPact):
+    """Recovers, and goes past one microbatch that nobody has trained on."""
+
+    name = "skips-batch"
+
+    def recover(self, job: Job, failure: Failure) -> Outcome:
+        outcome = super().recover(job, failure)
+        job.loader.load_state_dict({"cursor": job.loader.state_dict()["cursor"] + 2})
+        return outcome
