@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FOREVER = timedelta(days=30)
 _POLL_S = 50e-6
+_LOOK_S = 0.005
 _AGAIN_S = 0.25
 """Seconds after which a training thread that was called back and has not come is called again."""
 
@@ -171,7 +172,7 @@ class Answering:
         key = f"verdict/{notice.generation}"
         patience = (self._plane.patience + self._plane.deadline).total_seconds()
         end = time.monotonic() + patience
-        while not self._has_come(key, min(end, self._call_again(notice))):
+        while not self._has_come(key, self._call_again(notice)):
             if time.monotonic() >= end:
                 self._die(
                     f"expected a verdict on generation {notice.generation} within {patience:g} s",
@@ -185,8 +186,12 @@ class Answering:
 
     def _has_come(self, key: str, until: float) -> bool:
         """Wait for `key` until then, and say whether it is there."""
+        while until < math.inf and not self._store.check([key]):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK_S)
         try:
-            self._store.wait([key], timedelta(seconds=max(until - time.monotonic(), _POLL_S)))
+            self._store.wait([key], self._plane.patience + self._plane.deadline)
         except dist.DistStoreError:
             return False
         return True

@@ -1,7 +1,8 @@
 """Copies of those buffers of a model that its forward passes change.
 
-Which they are is seen from the tensors' version counters: at first all are copied, then those that
-the updates so far have changed. Most models have none, and the copy is empty.
+At first all are copied. Then those that the updates so far have changed, as their version counters
+say, or, after the first of them, their contents: batch normalization changes its running means and
+variances and no counter (torch 2.13.0 and 2.14.1). Most models have none, and the copy is empty.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class BufferCopies:
             position
             for position, (_, buffer) in enumerate(self.buffers)
             if buffer._version != self.versions[position]
+            or (position in self.copies and not torch.equal(buffer, self.copies[position]))
         ]
         lost = [self.buffers[position][0] for position in changed if position not in self.copies]
         if lost:
@@ -59,6 +61,7 @@ class Buffers:
             (name, buffer) for name, buffer in model.named_buffers() if not buffer.is_inference()
         ]
         self._first: int | None = None
+        self._copies: dict[int, torch.Tensor] = {}
         self._previous: list[int] = []
         self._changing: set[int] = set()
 
@@ -75,6 +78,15 @@ class Buffers:
             pairs = enumerate(zip(self._previous, versions, strict=True))
             self._changing |= {position for position, (before, now) in pairs if before != now}
             self._previous = versions
+        if frontier != self._first and self._copies:
+            self._changing |= {
+                position
+                for position, copy in self._copies.items()
+                if not torch.equal(copy, self._buffers[position][1])
+            }
+            self._copies = {}
         wanted = range(len(versions)) if frontier == self._first else self._changing
         copies = {position: self._buffers[position][1].clone() for position in wanted}
+        if frontier == self._first:
+            self._copies = copies
         return BufferCopies(self._buffers, versions, copies)

@@ -55,7 +55,9 @@ _COLLECTIVES = frozenset(
 _IN_PLACE = {"all_reduce": "tensor", "all_reduce_coalesced": "tensors", "reduce": "tensor"}
 """Argument that is both input and output, which a collective that fails may leave half summed."""
 
-_SIGNS = ("gloo", "nccl")
+_SIGNS = ("gloo", "nccl", "pair closure", "closed by peer", "reset by peer")
+"""In messages of backends; Gloo's own do not always name it (functional collectives, torch 2.14.1).
+"""
 
 
 def is_communication_failure(error: BaseException) -> bool:

@@ -146,8 +146,12 @@ class Pact:
         self.attempt = update
         self._began = time.monotonic()
         self.captured = self._capturing.take(self.frontier)
+        # Not only from the forward pass on: `fully_shard` gathers before hooks are called that
+        # tell of one. And before it looks: the control thread leaves a notice, then reads this.
+        self.boundary.entered = True
         while (notice := self.control.pending) is not None and notice.discards:
             self.discard(None)
+            self.boundary.entered = True
 
     def end(self, update: Update) -> None:
         """Note that the attempt is over, however it went."""

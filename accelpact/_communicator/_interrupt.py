@@ -6,6 +6,11 @@ except for its two neighbours in the ring. What does end it is the end of a conn
 group's own connections are shut down: the operation fails at once, and so does any later one,
 which is what a group that waits for its replacement should do.
 
+Now and then Gloo loses a failure: a send that its event loop begins at that moment fails alone,
+and whoever waits for it (`UnboundBuffer::waitSend`) is told by the timeout of the group only (torch
+2.14.1, several times in a hundred updates taken back). So that timeout should be shorter than
+the patience of whoever waits for the rank.
+
 Every Gloo group has a device of its own, which listens on a port and has an event loop; the kernel
 says what an event loop looks at (/proc/self/fdinfo), and the group has published its port in its
 store. Only an exact match counts. Seen in torch 2.13.0 and 2.14.1 on Linux; elsewhere nothing is

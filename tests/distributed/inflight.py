@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 import accelpact
 from accelpact import _communicator
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from tests.distributed.ranks import Rank
 
 NAMES = {
-    "all-gather": ("all_gather_into_tensor", "_all_gather_base", "all_gather_single"),
+    "all-gather": ("all_gather", "all_gather_into_tensor", "_all_gather_base", "all_gather_single"),
     "reduce-scatter": ("reduce_scatter_tensor", "_reduce_scatter_base", "reduce_scatter_single"),
     "all-reduce": ("all_reduce",),
 }
@@ -60,10 +62,13 @@ class Striker:
 
     def begin(self, update: int) -> None:
         """Note that an attempt at `update` begins."""
-        if self._update == 1 and update > 1:
-            self.usual = dict(self.calls)
         self._update = update
         self.calls = dict.fromkeys(NAMES, 0)
+
+    def end(self) -> None:
+        """Note that its gradients are complete: what follows is not struck."""
+        self.usual = self.usual or dict(self.calls)
+        self._update = 0
 
     def install(self) -> None:
         """Do it; the runtime must not be attached yet."""
@@ -144,12 +149,15 @@ class Batches:
 class Training:
     """One training job on one rank."""
 
-    def __init__(self, wrapped: wrappers.Wrapped, striker: Striker | None = None) -> None:
+    def __init__(
+        self, wrapped: wrappers.Wrapped, striker: Striker | None = None, *, clips: bool = True
+    ) -> None:
         self.model = wrapped.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.batches = Batches()
         self.striker = striker
         self.attempts = 0
+        self.clips = clips
         self.before_step: Callable[[int], None] = lambda _: None
 
     def execute(self, update: int, batches: list[torch.Tensor] | None = None) -> None:
@@ -160,9 +168,22 @@ class Training:
         for number in range(wrappers.ACCUMULATION):
             batch = next(self.batches) if batches is None else batches[number]
             self.model(batch).square().mean().backward()
+        if self.striker is not None:
+            self.striker.end()
+        if self.clips:
+            self._clip()
         self.before_step(update)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _clip(self) -> None:
+        """Clip by the norm of all gradients: nobody steps before all shards are reduced."""
+        if isinstance(self.model, FullyShardedDataParallel):
+            self.model.clip_grad_norm_(1.0)
+            return
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if isinstance(norm, DTensor):
+            norm.full_tensor()
 
     def root(self, update: int) -> str:
         """Digest weights, moments, random states, the loader's position and buffers."""
@@ -194,6 +215,7 @@ def protected(
     strikes: list[Strike],
     events: str | None = None,
     prepare: Callable[[Training], None] = lambda _: None,
+    clips: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train with the runtime attached as a script does that protects its updates."""
@@ -201,7 +223,7 @@ def protected(
         os.environ["ACCELPACT_EVENTS"] = events
     striker = Striker(strikes)
     with _installed(striker):
-        training = Training(build(), striker)
+        training = Training(build(), striker, clips=clips)
         pact = accelpact.attach(
             training.model,
             training.optimizer,

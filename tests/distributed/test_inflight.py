@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,6 +34,13 @@ STRIKES = [
 ]
 """One per update from the second on: every kind of collective at every place, on every rank."""
 UPDATES = len(STRIKES) + 2
+
+
+def strikes(name: str) -> list[Strike]:
+    """Leave out what is refused: under `fully_shard`, the last reduction before clipping."""
+    return STRIKES if name.startswith("fsdp1") else STRIKES[:-1]
+
+
 JOBS = {
     "fsdp1-iterator": ("fsdp1-groups", "iterator", "rebuild"),
     "fsdp1-decorated": ("fsdp1-mesh-flat", "decorated", "auto"),
@@ -40,12 +48,19 @@ JOBS = {
     "fsdp2-decorated": ("fsdp2", "decorated", "rebuild"),
 }
 CAN_RECONFIGURE = hasattr(c10d, "_reconfigure")
-GIVEN_UP_S = 3.0
+LOST_S = 3.0
+"""Timeout of the model's groups: Gloo sometimes loses the failure of a send that was cut."""
+GIVEN_UP_S = 5.0
 """Deadline and patience of the runtime where it is to refuse."""
 
 
+def _connect(rank: Rank) -> None:
+    c10d.default_pg_timeout = timedelta(seconds=LOST_S)  # type: ignore[misc]  of a mesh's groups
+    wrappers.connect(rank, LOST_S)
+
+
 def _job(rank: Rank, name: str, events: str) -> dict[str, Any]:
-    wrappers.connect(rank)
+    _connect(rank)
     kind, form, replacement = JOBS[name]
     build, _ = wrappers.WRAPPERS[kind]
     expected = inflight.plain(rank, build, UPDATES)
@@ -54,28 +69,26 @@ def _job(rank: Rank, name: str, events: str) -> dict[str, Any]:
         build,
         UPDATES,
         form=form,
-        strikes=STRIKES,
+        strikes=strikes(name),
         events=events,
         replacement=replacement,
     )
     return {"expected": expected, **found}
 
 
+Job = tuple[list[dict[str, Any]], list[list[dict[str, Any]]], list[Strike]]
+
+
 @pytest.fixture(scope="module", params=JOBS)
-def job(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
-    """What every rank says of a job that is struck in nine updates, and its runtime's events."""
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """What every rank says of a job, its runtime's events, and what struck it."""
     folder = tmp_path_factory.mktemp("events")
-    found = ranks.values(ranks.run(_job, request.param, str(folder), deadline=110))
-    return found, [_events(folder, number) for number in range(4)]
+    found = ranks.values(ranks.run(_job, request.param, str(folder), deadline=60))
+    return found, [_events(folder, number) for number in range(4)], strikes(request.param)
 
 
 def _events(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
-
-
-Job = tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]
 
 
 class TestEveryCollective:
@@ -86,22 +99,22 @@ class TestEveryCollective:
 
     def test_every_strike_fired(self, job: Job) -> None:
         """On its rank, in its update; and the first, middle and last of a kind are different."""
-        planned = [[s.update for s in STRIKES if s.rank == rank] for rank in range(4)]
+        planned = [[s.update for s in job[2] if s.rank == rank] for rank in range(4)]
 
         assert planned == [each["struck"] for each in job[0]]
         assert all(count >= len(PLACES) for count in job[0][0]["usual"].values())
 
     def test_one_attempt_is_thrown_away_per_fault(self, job: Job) -> None:
         """No rank executes an update more often than once more."""
-        assert [UPDATES + len(STRIKES)] * 4 == [each["attempts"] for each in job[0]]
-        assert [len(STRIKES)] * 4 == [each["generation"] for each in job[0]]
+        assert [UPDATES + len(job[2])] * 4 == [each["attempts"] for each in job[0]]
+        assert [len(job[2])] * 4 == [each["generation"] for each in job[0]]
 
     def test_it_is_recorded(self, job: Job) -> None:
         """Which update, what it had cost, which phases it took to take it back."""
         phases = {"admit", "discard", "release"}
         for events in job[1]:
             discards = [event for event in events if event["event"] == "discard"]
-            assert [strike.update for strike in STRIKES] == [each["update"] for each in discards]
+            assert [strike.update for strike in job[2]] == [each["update"] for each in discards]
             assert all(each["lost_s"] > 0 for each in discards)
             assert all(phases <= set(each["phases_ms"]) for each in discards)
             assert all([0, 1, 2, 3] == each["ranks"] for each in discards)
@@ -109,7 +122,7 @@ class TestEveryCollective:
     def test_phase_is_where_it_struck(self, job: Job) -> None:
         """A reduction fails in backward; the first all-gather of an update in forward."""
         phases = [each["phase"] for each in job[1][0] if each["event"] == "discard"]
-        kinds = [(strike.kind, strike.place) for strike in STRIKES]
+        kinds = [(strike.kind, strike.place) for strike in job[2]]
 
         assert "forward" == phases[kinds.index(("all-gather", 0.0))]
         assert {"backward"} == {
@@ -121,7 +134,7 @@ class TestEveryCollective:
 
 def _one_sided(rank: Rank, kind: str) -> dict[str, Any]:
     """Strike one rank only: its peers complete the collective and go on."""
-    wrappers.connect(rank)
+    _connect(rank)
     build, _ = wrappers.WRAPPERS[kind]
     strikes = [
         Strike(update=2, kind="all-gather", place=0.5, rank=1, completes=True),
@@ -151,7 +164,7 @@ class TestOneSided:
 
 def _late_failure(rank: Rank) -> NoReturn:
     """Rank 0 fails when it has all gradients, and its peers have committed the update."""
-    wrappers.connect(rank)
+    _connect(rank)
     build, _ = wrappers.WRAPPERS["fsdp1-groups"]
 
     def prepare(training: Training) -> None:
@@ -169,6 +182,7 @@ def _late_failure(rank: Rank) -> NoReturn:
         form="iterator",
         strikes=[],
         prepare=prepare,
+        clips=False,
         deadline=GIVEN_UP_S,
         patience=GIVEN_UP_S,
     )
@@ -176,7 +190,7 @@ def _late_failure(rank: Rank) -> NoReturn:
 
 
 def _refused(rank: Rank, how: str, events: str) -> NoReturn:
-    wrappers.connect(rank)
+    _connect(rank)
     build, _ = wrappers.WRAPPERS["fsdp2"]
 
     def prepare(training: Training) -> None:
@@ -232,17 +246,17 @@ class TestRefused:
         assert any("has been taken back 3 times" in event.get("reason", "") for event in events)
 
     def test_a_death(self, tmp_path: Path) -> None:
-        """Its peers do not wait for its collectives' timeout, which is 20 s."""
+        """Its peers end within the time that the runtime waits for a rank."""
         results, _ = self.refused("death", tmp_path)
         died = results[3].ended
 
         assert [EXIT_STATUS, EXIT_STATUS, EXIT_STATUS, 1] == [each.status for each in results]
-        assert max(each.ended for each in results) - died < wrappers.TIMEOUT_S - 2
+        assert max(each.ended for each in results) - died < 2 * GIVEN_UP_S + 2 * LOST_S
 
 
 def _data_parallel(rank: Rank) -> dict[str, Any]:
     """Train two independent pairs; the group of one is cut in the backward pass of an update."""
-    wrappers.connect(rank)
+    _connect(rank)
 
     def build() -> wrappers.Wrapped:
         torch.manual_seed(0)
@@ -290,4 +304,4 @@ def test_reconfigured_groups_are_struck_too(tmp_path: Path) -> None:
         del JOBS["reconfigure"]
 
     assert [each["expected"] for each in found] == [each["roots"] for each in found]
-    assert [len(STRIKES)] * 4 == [each["generation"] for each in found]
+    assert [len(STRIKES) - 1] * 4 == [each["generation"] for each in found]
