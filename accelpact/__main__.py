@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--envelope",
         metavar="FILE",
-        help="do only what this file of `accelpact qualify` holds proven (as ACCELPACT_ENVELOPE)",
+        help="do only what this envelope file holds proven (as ACCELPACT_ENVELOPE)",
     )
     add("--events", metavar="DIR", help=f"write the runtime's record (as {DIRECTORY_VARIABLE})")
     add("-m", dest="module", action="store_true", help="the script is a module's name")

@@ -134,3 +134,32 @@ class TestLoader:
             Capturing(loader)
 
         assert "\n" not in str(refusal.value)
+
+
+class TestBuffers:
+    @pytest.mark.parametrize("updates", [0, 1, 3])
+    def test_running_statistics_are_put_back(self, updates: int) -> None:
+        """Batch normalization changes them and no version counter, from the first update on."""
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        capturing = Capturing(None, model)
+        capture = capturing.take(0)
+        for update in range(updates):
+            model(torch.randn(4, 3))
+            capture = capturing.take(update + 1)
+        before = {name: each.clone() for name, each in model.named_buffers()}
+
+        model(torch.randn(4, 3))
+        changed = [n for n, each in model.named_buffers() if not torch.equal(each, before[n])]
+        capture.restore()
+
+        assert sorted(before) == sorted(changed)
+        assert all(torch.equal(each, before[n]) for n, each in model.named_buffers())
+
+    def test_what_never_changes_is_copied_once(self) -> None:
+        """A mask or a table of positions costs nothing after the first update."""
+        model = torch.nn.Linear(3, 3)
+        model.register_buffer("table", torch.ones(5))
+        capturing = Capturing(None, model)
+        copies = [capturing.take(update).buffers for update in range(3)]
+
+        assert [1, 0, 0] == [len(each.copies) for each in copies if each is not None]
