@@ -106,7 +106,8 @@ class TestEveryCollective:
 
     def test_one_attempt_is_thrown_away_per_fault(self, job: Job) -> None:
         """No rank executes an update more often than once more."""
-        assert [UPDATES + len(job[2])] * 4 == [each["attempts"] for each in job[0]]
+        # Fewer where a peer's failure is heard of before a rank has begun the update.
+        assert all(UPDATES < each["attempts"] <= UPDATES + len(job[2]) for each in job[0])
         assert [len(job[2])] * 4 == [each["generation"] for each in job[0]]
 
     def test_it_is_recorded(self, job: Job) -> None:

@@ -27,7 +27,7 @@ class Notices:
     def due(self, job: Any) -> Fault | None:
         return self.fault if job.frontier == self.fault.frontier else None
 
-    def stay_away(self, _job: Any, _fault: Fault) -> str:
+    def strike(self, _job: Any, _fault: Fault) -> str:
         self.halted_after.append(self.steps[-1])
         return "notice"
 

@@ -23,7 +23,7 @@ from harness.cli import app
 from harness.spec import PRESETS, Fault, Mesh, Schedule, Spec, SpecError, choose
 from strategies import Timeouts
 
-COMMANDS = ("compare", "run", "tune", "report", "matrix", "doctor", "list")
+COMMANDS = ("compare", "run", "tune", "breakeven", "report", "matrix", "doctor", "list")
 
 
 def refusal(**given: Any) -> str:
