@@ -9,11 +9,14 @@ import torch.distributed as dist
 
 from accelpact import _envelope
 from accelpact._errors import Reason, Rejected
+from accelpact._frameworks import compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch.nn import Module
+
+    from accelpact._frameworks import Framework
 
 _DAMAGED = "damaged"
 
@@ -26,7 +29,14 @@ class Admission:
         digest: what tells whether all ranks have read the same.
     """
 
-    def __init__(self, path: str | None, model: Module, *, replacement: str) -> None:
+    def __init__(
+        self,
+        path: str | None,
+        model: Module,
+        *,
+        frameworks: Sequence[Framework],
+        replacement: str,
+    ) -> None:
         """Read the file; what is wrong with it is said when something fails."""
         path = path or os.environ.get(_envelope.VARIABLE)
         self.given = bool(path)
@@ -34,6 +44,7 @@ class Admission:
         self._envelope: _envelope.Envelope | None = None
         self._objection: str | None = None
         self._model = model
+        self._frameworks = frameworks
         self._replacement = replacement
         if not path:
             return
@@ -78,33 +89,19 @@ class Admission:
         key = _envelope.Key(
             platform=_envelope.title(stack),
             profile=_envelope.profile_of(
-                wrapper_of(self._model),
-                compiled=is_compiled(self._model),
+                self._wrapper(),
+                compiled=compiled.is_compiled(self._model),
                 replacement=self._replacement,
             ),
             phase=phase,
         )
         return stack, key
 
-
-def wrapper_of(model: Module) -> str:
-    """Name what spreads `model` over the ranks; several, or none, are a profile of their own."""
-    found = set()
-    for module in model.modules():
-        names = {kind.__name__ for kind in type(module).__mro__}
-        if "FullyShardedDataParallel" in names:
-            found.add("fsdp1")
-        if "FSDPModule" in names:
-            found.add("fsdp2")
-        if "DistributedDataParallel" in names:
-            found.add("ddp")
-    return "+".join(sorted(found)) or "none"
-
-
-def is_compiled(model: Module) -> bool:
-    """Whether any part of `model` goes through the compiler."""
-    return any(
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    def _wrapper(self) -> str:
+        """Name what keeps the model in step; several, or none, are a profile of their own."""
+        found = (
+            each.name
+            for each in self._frameworks
+            if each.synchronizes and any(True for _ in each.references(self._model))
+        )
+        return "+".join(sorted(found)) or "none"

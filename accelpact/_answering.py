@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -170,40 +169,39 @@ class Answering:
     def _verdict(self, notice: Notice) -> str:
         """Wait for the verdict; end this process if it is not the release."""
         key = f"verdict/{notice.generation}"
-        patience = (self._plane.patience + self._plane.deadline).total_seconds()
-        end = time.monotonic() + patience
-        while not self._has_come(key, self._call_again(notice)):
-            if time.monotonic() >= end:
-                self._die(
-                    f"expected a verdict on generation {notice.generation} within {patience:g} s",
-                    trigger=notice.trigger,
-                )
-            self._interrupt(notice)
+        patience = self._plane.patience + self._plane.deadline
+        end = time.monotonic() + patience.total_seconds()
+        self._call_again(notice, key, end)
+        try:
+            left = max(end - time.monotonic(), _POLL_S)
+            self._store.wait([key], timedelta(seconds=left))
+        except dist.DistStoreError as error:
+            self._die(
+                f"expected a verdict on generation {notice.generation} within "
+                f"{patience.total_seconds():g} s; {error}",
+                trigger=notice.trigger,
+            )
         verdict = str(self._store.get(key).decode())
         if verdict != RELEASE:
             self._die(verdict, trigger=notice.trigger)
         return verdict
 
-    def _has_come(self, key: str, until: float) -> bool:
-        """Wait for `key` until then, and say whether it is there."""
-        while until < math.inf and not self._store.check([key]):
-            if time.monotonic() >= until:
-                return False
-            time.sleep(_LOOK_S)
-        try:
-            self._store.wait([key], self._plane.patience + self._plane.deadline)
-        except dist.DistStoreError:
-            return False
-        return True
-
-    def _call_again(self, notice: Notice) -> float:
-        """Return when to interrupt the training thread once more: a cut can miss a collective.
+    def _call_again(self, notice: Notice, key: str, end: float) -> None:
+        """Interrupt a training thread that was called back until it comes: a cut can miss.
 
         It is asked of the kernel which connections there are, while other threads open and close
-        some; and the thread may have been between two collectives.
+        some; and the thread may have been between two collectives. A verdict, which `key` holds,
+        or the time `end` makes further calls useless.
         """
-        is_called = self._called_back == notice.generation > self._plane.joined
-        return time.monotonic() + _AGAIN_S if is_called else math.inf
+        again = time.monotonic() + _AGAIN_S
+        while self._called_back == notice.generation > self._plane.joined:
+            now = time.monotonic()
+            if now >= end or self._store.check([key]):
+                return
+            if now >= again:
+                self._interrupt(notice)
+                again = now + _AGAIN_S
+            time.sleep(_LOOK_S)
 
     def _settle(self) -> None:
         """Wait until this rank has committed what the members have, and no step is under way.

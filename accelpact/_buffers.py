@@ -34,13 +34,11 @@ class BufferCopies:
         Raises:
             Rejected: `reject_uncommitted_boundary`, if one of those was not copied.
         """
-        changed = [
-            position
-            for position, (_, buffer) in enumerate(self.buffers)
-            if buffer._version != self.versions[position]
-            or (position in self.copies and not torch.equal(buffer, self.copies[position]))
+        lost = [
+            name
+            for position, (name, buffer) in enumerate(self.buffers)
+            if position not in self.copies and buffer._version != self.versions[position]
         ]
-        lost = [self.buffers[position][0] for position in changed if position not in self.copies]
         if lost:
             raise Rejected(
                 Reason.UNCOMMITTED_BOUNDARY,
@@ -48,8 +46,9 @@ class BufferCopies:
                 f"found {', '.join(lost[:3])} changed too, of which there is no copy",
             )
         with torch.no_grad():
-            for position in changed:
-                self.buffers[position][1].copy_(self.copies[position])
+            for position, copy in self.copies.items():
+                if not torch.equal(self.buffers[position][1], copy):
+                    self.buffers[position][1].copy_(copy)
 
 
 class Buffers:
@@ -61,7 +60,7 @@ class Buffers:
             (name, buffer) for name, buffer in model.named_buffers() if not buffer.is_inference()
         ]
         self._first: int | None = None
-        self._copies: dict[int, torch.Tensor] = {}
+        self._first_copies: dict[int, torch.Tensor] = {}
         self._previous: list[int] = []
         self._changing: set[int] = set()
 
@@ -78,15 +77,13 @@ class Buffers:
             pairs = enumerate(zip(self._previous, versions, strict=True))
             self._changing |= {position for position, (before, now) in pairs if before != now}
             self._previous = versions
-        if frontier != self._first and self._copies:
-            self._changing |= {
-                position
-                for position, copy in self._copies.items()
-                if not torch.equal(copy, self._buffers[position][1])
-            }
-            self._copies = {}
-        wanted = range(len(versions)) if frontier == self._first else self._changing
+        self._changing |= {
+            position
+            for position, copy in self._first_copies.items()
+            if not torch.equal(copy, self._buffers[position][1])
+        }
+        is_first = frontier == self._first
+        wanted = range(len(versions)) if is_first else self._changing
         copies = {position: self._buffers[position][1].clone() for position in wanted}
-        if frontier == self._first:
-            self._copies = copies
+        self._first_copies = copies if is_first else {}
         return BufferCopies(self._buffers, versions, copies)

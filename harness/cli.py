@@ -203,12 +203,13 @@ def report(
 
     if not folder.is_dir():
         raise SpecError(f"folder: expected a comparison's folder; found none at {folder}")
-    whole = verdicts.is_matrix(folder)
+    is_matrix = verdicts.is_matrix(folder)
+    kind = verdicts if is_matrix else comparison
     if not check:
-        (verdicts.finish if whole else comparison.finish)(folder)
-        typer.echo(folder / (verdicts.MATRIX if whole else "report.md"))
+        kind.finish(folder)
+        typer.echo(folder / (verdicts.MATRIX if is_matrix else "report.md"))
         return
-    wrong = verdicts.check(folder) if whole else comparison.check(folder)
+    wrong = kind.check(folder)
     for name in wrong:
         typer.echo(f"differs from its records: {name}")
     if wrong:

@@ -60,21 +60,34 @@ def run(
     able, unable = plan.availability(entries, platform)
     folder.mkdir(parents=True, exist_ok=True)
     described = describe(spec, able, unable, platform=platform, title=title)
+    blocks = [
+        plan.block_runs(spec, able, block=block, backend=platform.backend)
+        for block in range(spec.blocks)
+    ]
+    record(described, blocks, platform=platform, folder=folder, progress=progress, launch=launch)
+    return finish(folder)
+
+
+def record(
+    described: Comparison,
+    blocks: Sequence[Sequence[RunSpec]],
+    *,
+    platform: Platform,
+    folder: Path,
+    progress: Progress,
+    launch: Launch,
+) -> None:
+    """Run `blocks` into `folder`, beside a description of them and of this machine."""
     write_json(
         folder / ENVIRONMENT,
         environment.describe(device=platform.device, backend=platform.backend),
     )
     write_json(folder / COMPARISON, described)
-    blocks = [
-        plan.block_runs(spec, able, block=block, backend=platform.backend)
-        for block in range(spec.blocks)
-    ]
     with progress.over(sum(len(block) for block in blocks)):
         for block in blocks:
-            run_block(block, folder, progress, launch)
+            _run_block(block, folder, progress, launch)
     write_json(folder / COMPARISON, dataclasses.replace(described, complete=True))
     redact(folder)  # runs are redacted as they end
-    return finish(folder)
 
 
 def finish(folder: Path) -> Summary:
@@ -125,8 +138,7 @@ def unexpected(summary: Summary) -> list[RunSummary]:
     return [run for run in summary.runs if run.verdict not in (run.expected, "not_run")]
 
 
-def run_block(block: Sequence[RunSpec], folder: Path, progress: Progress, launch: Launch) -> None:
-    """Run one block, and compare what its runs have led to."""
+def _run_block(block: Sequence[RunSpec], folder: Path, progress: Progress, launch: Launch) -> None:
     runs = folder / RUNS
     for planned in block:
         with progress.run(planned) as watch:

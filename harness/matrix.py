@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness import compare, drift, environment, plan, redact, summarize
+from harness import compare, drift, plan, summarize
 from harness.launching import Forks
-from harness.layout import CHECKSUMS, COMPARISON, ENVIRONMENT, RUNS
+from harness.layout import CHECKSUMS, COMPARISON, RUNS
 from harness.records import SCHEMA_VERSION, Digests, Verdict, read_lines, write_json
 from harness.spec import WRAPPERS, Fault, Mesh, Schedule, SpecError, choose
 
@@ -129,14 +129,10 @@ def _run_wrapper(  # noqa: PLR0917  private, and called once
     title = f"Verdicts on {spec.workload}, {spec.wrapper} {spec.mesh}"
     described = compare.describe(spec, able, unable, platform=platform, title=title)
     described.spec["strikes"] = [str(fault) for fault in planned]
-    found = environment.describe(device=platform.device, backend=platform.backend)
-    write_json(folder / ENVIRONMENT, found)
-    write_json(folder / COMPARISON, described)
     runs = plan.matrix_runs(spec, able, planned, backend=platform.backend)
-    with progress.over(len(runs)):
-        compare.run_block(runs, folder, progress, forks)
-    write_json(folder / COMPARISON, dataclasses.replace(described, complete=True))
-    redact.redact(folder)
+    compare.record(
+        described, [runs], platform=platform, folder=folder, progress=progress, launch=forks
+    )
     _compact(folder)
     write_json(folder / TOOK, round(time.monotonic() - began, 1))
 
@@ -213,7 +209,7 @@ def _cells(summary: Summary, *, torch: str) -> list[Cell]:
     for contender in summary.contenders:
         for text in summary.spec["strikes"]:
             fault = Fault.parse(text)
-            name = plan.matrix_name(contender.name, fault)
+            name = plan.run_name(0, plan.matrix_label(contender.name, fault))
             run = runs.get(name)
             shared = {
                 "torch": torch,
@@ -265,7 +261,9 @@ def render(matrix: Matrix) -> str:
     ]
     for torch in dict.fromkeys(cell.torch for cell in matrix.cells):
         cells = [cell for cell in matrix.cells if cell.torch == torch]
-        took = sum(each for name, each in matrix.seconds.items() if name.split("/")[0][6:] == torch)
+        took = sum(
+            each for name, each in matrix.seconds.items() if name.startswith(f"torch-{torch}/")
+        )
         lines += ["", f"## torch {torch}", "", *_table(cells), "", f"The runs took {took:.0f} s."]
     odd = unexpected(matrix)
     lines += ["", f"Cells that are not as expected: {len(odd) or 'none'}."]

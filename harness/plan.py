@@ -75,11 +75,7 @@ def block_runs(spec: Spec, entries: Sequence[Entry], *, block: int, backend: str
 
     The order depends on the seed and the block alone.
     """
-    reference = strategies.find(REFERENCE)()
-    planned = [
-        _run(spec, reference, "reference", block, backend, faulted=False),
-        _run(spec, reference, "reference-control", block, backend, faulted=False, control=True),
-    ]
+    planned = _references(spec, block, backend)
     for entry in entries:
         if spec.schedule.faults:
             planned.append(_run(spec, entry.strategy, entry.label, block, backend, faulted=True))
@@ -90,25 +86,34 @@ def block_runs(spec: Spec, entries: Sequence[Entry], *, block: int, backend: str
     return [dataclasses.replace(run, order=order) for order, run in enumerate(planned)]
 
 
-def matrix_name(label: str, fault: Fault) -> str:
-    """Name of the run of a contender that is struck by `fault`."""
-    return f"0-{label}-{fault.kind}-{fault.phase}"
+def _references(spec: Spec, block: int, backend: str) -> list[RunSpec]:
+    reference = strategies.find(REFERENCE)()
+    return [
+        _run(spec, reference, "reference", block, backend, faulted=False),
+        _run(spec, reference, "reference-control", block, backend, faulted=False, control=True),
+    ]
+
+
+def run_name(block: int, label: str) -> str:
+    """Name of a run, and of its folder."""
+    return f"{block}-{label}"
+
+
+def matrix_label(contender: str, fault: Fault) -> str:
+    """Label of the run of a contender that is struck by `fault`."""
+    return f"{contender}-{fault.kind}-{fault.phase}"
 
 
 def matrix_runs(
     spec: Spec, entries: Sequence[Entry], faults: Sequence[Fault], *, backend: str
 ) -> list[RunSpec]:
     """Plan two references, and every contender once per fault, in that order."""
-    reference = strategies.find(REFERENCE)()
-    planned = [
-        _run(spec, reference, "reference", 0, backend, faulted=False),
-        _run(spec, reference, "reference-control", 0, backend, faulted=False, control=True),
-    ]
+    planned = _references(spec, 0, backend)
     for entry in entries:
         for fault in faults:
             schedule = dataclasses.replace(spec.schedule, faults=(fault,))
             struck = dataclasses.replace(spec, schedule=schedule)
-            label = matrix_name(entry.label, fault).removeprefix("0-")
+            label = matrix_label(entry.label, fault)
             planned.append(_run(struck, entry.strategy, label, 0, backend, faulted=True))
     return [dataclasses.replace(run, order=order) for order, run in enumerate(planned)]
 
@@ -134,7 +139,7 @@ def _run(
         spec.timeouts, num_faults=len(spec.schedule.faults), backend=backend
     )
     return RunSpec(
-        name=f"{block}-{label}",
+        name=run_name(block, label),
         strategy=strategy.name,
         variant=strategy.variant,
         block=block,

@@ -88,6 +88,15 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:  # noqa: ARG001
             yield _Copy(vars(function), f"{_title(function)}.__dict__")
 
 
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether any part of `model` goes through the compiler."""
+    return any(
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
 def _around(function: object) -> Iterator[types.FunctionType]:
     """Yield a function of the compiler's and those that it wraps, which ends at the module."""
     while type(function) is types.FunctionType:

@@ -15,6 +15,7 @@ from harness.launching import Forks
 from harness.spec import WRAPPERS, Fault, Mesh, Schedule, Spec, SpecError, choose
 from strategies import Platform, Timeouts
 from tests.conformance import contenders
+from tests.packages import install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +108,7 @@ def runs(
     """Start the process whose forks the ranks are; the wrong contenders are installed for it."""
     folder = tmp_path_factory.mktemp("conformance")
     points = {name: kind for name, (kind, _) in contenders.FAULTS.items()}
-    packages = contenders.install(folder / "packages", "tests.conformance.contenders", points)
+    packages = install(folder / "packages", "wrong", contenders.__name__, points)
     here = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [str(packages), here, os.environ.get("PYTHONPATH")]))
     with pytest.MonkeyPatch.context() as patch:

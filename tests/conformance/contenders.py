@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 
 from strategies import Failure, Job, Outcome, Strategy
 from strategies.accelpact import AccelPact
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAULTS = {
     "drops-moment": ("DropsMoment", "moments"),
@@ -21,16 +16,6 @@ FAULTS = {
     "skips-batch": ("SkipsBatch", "cursor"),
 }
 """Name -> its class here, and the check that names its fault."""
-
-
-def install(folder: Path, module: str, points: dict[str, str]) -> Path:
-    """Make a folder that looks like one into which a package of contenders was installed."""
-    about = folder / "wrong-0.1.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 0.1\n")
-    lines = [f"{name} = {module}:{kind}\n" for name, kind in points.items()]
-    (about / "entry_points.txt").write_text("[accelpact.strategies]\n" + "".join(lines))
-    return folder
 
 
 class DropsMoment(AccelPact):

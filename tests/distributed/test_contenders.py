@@ -15,6 +15,7 @@ import pytest
 
 import strategies
 from harness.records import Digests, RunSummary, Summary, read_lines
+from tests.packages import install
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -53,12 +54,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install_example(folder: Path) -> Path:
-    """Make a folder that looks like one into which a package with the example was installed."""
-    packages = folder / "packages"
-    about = packages / "rerun-0.1.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rerun\nVersion: 0.1\n")
-    (about / "entry_points.txt").write_text("[accelpact.strategies]\nrerun = rerun:Rerun\n")
+    """Make a folder into which a package with the example was installed."""
+    packages = install(folder / "packages", "rerun", "rerun", {"rerun": "Rerun"})
     shutil.copy(EXAMPLE, packages)
     return packages
 

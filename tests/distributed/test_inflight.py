@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import time
 from datetime import timedelta
@@ -18,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accelpact import EXIT_STATUS, _communicator
-from tests.distributed import inflight, ranks, wrappers
+from tests.distributed import inflight, ranks, scripts, wrappers
 from tests.distributed.inflight import Strike
 
 if TYPE_CHECKING:
@@ -46,8 +45,11 @@ JOBS = {
     "fsdp1-decorated": ("fsdp1-mesh-flat", "decorated", "auto"),
     "fsdp2-iterator": ("fsdp2", "iterator", "auto"),
     "fsdp2-decorated": ("fsdp2", "decorated", "rebuild"),
+    "fsdp2-in-place": ("fsdp2", "decorated", "reconfigure"),
 }
-CAN_RECONFIGURE = hasattr(c10d, "_reconfigure")
+IN_PLACE = pytest.mark.skipif(
+    not hasattr(c10d, "_reconfigure"), reason="torch < 2.14 cannot reconfigure a group in place"
+)
 LOST_S = 3.0
 """Timeout of the model's groups: Gloo sometimes loses the failure of a send that was cut."""
 GIVEN_UP_S = 5.0
@@ -79,16 +81,18 @@ def _job(rank: Rank, name: str, events: str) -> dict[str, Any]:
 Job = tuple[list[dict[str, Any]], list[list[dict[str, Any]]], list[Strike]]
 
 
-@pytest.fixture(scope="module", params=JOBS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=IN_PLACE if replacement == "reconfigure" else ())
+        for name, (_, _, replacement) in JOBS.items()
+    ],
+)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """What every rank says of a job, its runtime's events, and what struck it."""
     folder = tmp_path_factory.mktemp("events")
     found = ranks.values(ranks.run(_job, request.param, str(folder), deadline=60))
-    return found, [_events(folder, number) for number in range(4)], strikes(request.param)
-
-
-def _events(folder: Path, rank: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
+    return found, [scripts.events(folder, number) for number in range(4)], strikes(request.param)
 
 
 class TestEveryCollective:
@@ -227,7 +231,7 @@ class TestRefused:
 
     def refused(self, how: str, folder: Path) -> tuple[list[Result], list[dict[str, Any]]]:
         results = ranks.run(_refused, how, str(folder), deadline=60)
-        events = [event for rank in range(4) for event in _events(folder, rank)]
+        events = [event for rank in range(4) for event in scripts.events(folder, rank)]
         return results, [event for event in events if event["event"] in ("reject", "discard")]
 
     def test_a_failure_in_the_step(self, tmp_path: Path) -> None:
@@ -293,16 +297,3 @@ class TestDataParallel:
         assert [each["expected"] for each in found] == [each["roots"] for each in found]
         assert [[], [], [], [2]] == [each["struck"] for each in found]
         assert [4, 5, 4, 5] == [each["attempts"] for each in found]
-
-
-@pytest.mark.skipif(not CAN_RECONFIGURE, reason="torch < 2.14 cannot reconfigure a group in place")
-def test_reconfigured_groups_are_struck_too(tmp_path: Path) -> None:
-    """In place, every group of the chain, again and again."""
-    JOBS["reconfigure"] = ("fsdp2", "decorated", "reconfigure")
-    try:
-        found = ranks.values(ranks.run(_job, "reconfigure", str(tmp_path), deadline=110))
-    finally:
-        del JOBS["reconfigure"]
-
-    assert [each["expected"] for each in found] == [each["roots"] for each in found]
-    assert [len(STRIKES) - 1] * 4 == [each["generation"] for each in found]
