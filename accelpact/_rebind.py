@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from accelpact import _communicator
-from accelpact._frameworks import Fixed
+from accelpact._frameworks import Fixed, mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +25,7 @@ class ReferenceIndex:
         """Walk `model` once with every framework."""
         self._references: list[Reference] = []
         self._of_model: list[Reference] = []
+        self._of_tensors = mesh.names_of_groups(model)
         for framework in frameworks:
             found = list(framework.references(model))
             self._references += found
@@ -60,7 +61,8 @@ class ReferenceIndex:
         return [
             group
             for group in _communicator.registered()
-            if any(reference.names(group) for reference in self._of_model)
+            if group.group_name in self._of_tensors
+            or any(reference.names(group) for reference in self._of_model)
         ]
 
 

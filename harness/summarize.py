@@ -21,7 +21,7 @@ from harness.records import (
     Summary,
     read_lines,
 )
-from harness.spec import RunSpec, SpecError
+from harness.spec import FAULT_KINDS, RunSpec, SpecError
 from harness.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -231,9 +231,7 @@ def _limits(comparison: _Comparison, runs: list[RunSummary]) -> list[str]:
             "CPU and Gloo: nothing here was measured on a GPU or with NCCL, whose abort and "
             "rebuild cost hundreds of milliseconds in the paper (Table V)."
         )
-    found.append(
-        "One machine: all ranks share its processor and its clock; no network fault was involved."
-    )
+    found.append("One machine: all ranks share its processor and its clock.")
     found += [f"{each.name} was not run: {each.reason}." for each in comparison.contenders
               if not each.available]  # fmt: skip
     silent = sorted({run.name for run in runs if run.verdict in ("invalid", "unknown")})
@@ -241,8 +239,17 @@ def _limits(comparison: _Comparison, runs: list[RunSummary]) -> list[str]:
         found.append(
             f"No conclusion rests on runs that are invalid or unknown: {', '.join(silent)}."
         )
-    found.append(
-        "Faults are of one kind: a rank that misses the all-reduce after a commit. Faults inside "
-        "an update, deaths and lasting faults were not tried."
-    )
+    found.append(_untried(spec))
     return found
+
+
+def _untried(spec: dict[str, Any]) -> str:
+    """Say which faults were planned, and which of those there are were not."""
+    faults = spec.get("schedule", {}).get("faults", [])
+    planned = [f"{each['kind']}@{each['phase']}" for each in faults]
+    known = [f"{kind}@{phase}" for kind, phases in FAULT_KINDS.items() for phase in phases]
+    others = [each for each in known if each not in planned]
+    return (
+        f"Faults tried: {', '.join(dict.fromkeys(planned)) or 'none'}. Not tried: "
+        f"{', '.join([*others, 'faults that last', 'faults of a network'])}."
+    )

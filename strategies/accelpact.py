@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,9 +14,12 @@ if TYPE_CHECKING:
 
     from accelpact import Pact, ReferenceIndex, Repair
     from accelpact._frameworks import Framework
-    from strategies._base import Failure, Job
+    from strategies._base import Failure, Job, Settings, Timeouts
 
 _FLOOR_IDLE_S = 0.5
+_NOTES = (
+    "shard groups time out before a rank's patience ends: Gloo can lose the failure of a send",
+)
 
 
 class AccelPact(Strategy):
@@ -31,6 +35,15 @@ class AccelPact(Strategy):
     _places: ReferenceIndex | None = None
     _repaired_here = False
     _taken_back = 0
+
+    def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
+        """Have blocked shard peers back while the others still wait for them."""
+        base = super().settings(timeouts, num_faults=num_faults, backend=backend)
+        # A column that is healthy waits for one that repairs, so not as short as `group`.
+        shard_timeout = max(3 * timeouts.group, self.options["deadline_s"] / 2)
+        return dataclasses.replace(
+            base, shard_timeout=min(timeouts.world, shard_timeout), notes=_NOTES
+        )
 
     def attach(self, job: Job) -> None:
         """Index the references and start the control thread."""

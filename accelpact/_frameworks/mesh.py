@@ -6,6 +6,7 @@ DTensors and submeshes hold names. A mesh need not belong to a module, so all of
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,24 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:  # noqa: ARG001
             seen.add(id(registry))
             dims = vars(item).get("_mesh_dim_names") or ()
             yield _Registry(registry, f"DeviceMesh({', '.join(dims)})._pg_registry")
+
+
+def names_of_groups(model: torch.nn.Module) -> set[str]:
+    """Return the names of the groups that operations on the parameters of `model` may use.
+
+    DTensor's caches (torch 2.14.1) are asked by equality, and meshes that have other groups but
+    the same ranks and names are equal: a result may lie on any of them, whichever came first.
+    """
+    parameters = (getattr(each, "device_mesh", None) for each in model.parameters())
+    meshes = {each for each in parameters if each is not None}
+    names: set[str] = set()
+    if not meshes:
+        return names
+    for item in living(_HOME, "DeviceMesh"):
+        if item in meshes:
+            with contextlib.suppress(RuntimeError):  # it was made without groups
+                names |= {group.group_name for group in item.get_all_groups()}
+    return names
 
 
 def adopt(holder: Holder) -> Reference | None:

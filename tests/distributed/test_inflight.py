@@ -34,12 +34,6 @@ STRIKES = [
 """One per update from the second on: every kind of collective at every place, on every rank."""
 UPDATES = len(STRIKES) + 2
 
-
-def strikes(name: str) -> list[Strike]:
-    """Leave out what is refused: under `fully_shard`, the last reduction before clipping."""
-    return STRIKES if name.startswith("fsdp1") else STRIKES[:-1]
-
-
 JOBS = {
     "fsdp1-iterator": ("fsdp1-groups", "iterator", "rebuild"),
     "fsdp1-decorated": ("fsdp1-mesh-flat", "decorated", "auto"),
@@ -71,14 +65,14 @@ def _job(rank: Rank, name: str, events: str) -> dict[str, Any]:
         build,
         UPDATES,
         form=form,
-        strikes=strikes(name),
+        strikes=STRIKES,
         events=events,
         replacement=replacement,
     )
     return {"expected": expected, **found}
 
 
-Job = tuple[list[dict[str, Any]], list[list[dict[str, Any]]], list[Strike]]
+Job = tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]
 
 
 @pytest.fixture(
@@ -89,10 +83,10 @@ Job = tuple[list[dict[str, Any]], list[list[dict[str, Any]]], list[Strike]]
     ],
 )
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """What every rank says of a job, its runtime's events, and what struck it."""
+    """What every rank says of a job, and its runtime's events."""
     folder = tmp_path_factory.mktemp("events")
     found = ranks.values(ranks.run(_job, request.param, str(folder), deadline=60))
-    return found, [scripts.events(folder, number) for number in range(4)], strikes(request.param)
+    return found, [scripts.events(folder, number) for number in range(4)]
 
 
 class TestEveryCollective:
@@ -103,7 +97,7 @@ class TestEveryCollective:
 
     def test_every_strike_fired(self, job: Job) -> None:
         """On its rank, in its update; and the first, middle and last of a kind are different."""
-        planned = [[s.update for s in job[2] if s.rank == rank] for rank in range(4)]
+        planned = [[s.update for s in STRIKES if s.rank == rank] for rank in range(4)]
 
         assert planned == [each["struck"] for each in job[0]]
         assert all(count >= len(PLACES) for count in job[0][0]["usual"].values())
@@ -111,15 +105,15 @@ class TestEveryCollective:
     def test_one_attempt_is_thrown_away_per_fault(self, job: Job) -> None:
         """No rank executes an update more often than once more."""
         # Fewer where a peer's failure is heard of before a rank has begun the update.
-        assert all(UPDATES < each["attempts"] <= UPDATES + len(job[2]) for each in job[0])
-        assert [len(job[2])] * 4 == [each["generation"] for each in job[0]]
+        assert all(UPDATES < each["attempts"] <= UPDATES + len(STRIKES) for each in job[0])
+        assert [len(STRIKES)] * 4 == [each["generation"] for each in job[0]]
 
     def test_it_is_recorded(self, job: Job) -> None:
         """Which update, what it had cost, which phases it took to take it back."""
         phases = {"admit", "discard", "release"}
         for events in job[1]:
             discards = [event for event in events if event["event"] == "discard"]
-            assert [strike.update for strike in job[2]] == [each["update"] for each in discards]
+            assert [strike.update for strike in STRIKES] == [each["update"] for each in discards]
             assert all(each["lost_s"] > 0 for each in discards)
             assert all(phases <= set(each["phases_ms"]) for each in discards)
             assert all([0, 1, 2, 3] == each["ranks"] for each in discards)
@@ -127,7 +121,7 @@ class TestEveryCollective:
     def test_phase_is_where_it_struck(self, job: Job) -> None:
         """A reduction fails in backward; the first all-gather of an update in forward."""
         phases = [each["phase"] for each in job[1][0] if each["event"] == "discard"]
-        kinds = [(strike.kind, strike.place) for strike in job[2]]
+        kinds = [(strike.kind, strike.place) for strike in STRIKES]
 
         assert "forward" == phases[kinds.index(("all-gather", 0.0))]
         assert {"backward"} == {

@@ -308,7 +308,7 @@ class TestLimits:
             "CPU and Gloo: nothing here was measured on a GPU",
             "One machine",
             "nvrx was not run: package nvidia-resiliency-ext is not installed.",
-            "Faults are of one kind",
+            "Faults tried: absent@boundary. Not tried: absent@forward",
         ):
             assert part in text
         assert "interrupted" not in text
