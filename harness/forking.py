@@ -9,6 +9,7 @@ Usage: python -m harness.forking, one request per line on stdin, one exit status
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -130,4 +131,5 @@ def _end(left: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):  # its parent says so, once
+        main()
