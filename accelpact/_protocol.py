@@ -111,8 +111,8 @@ def repair(
                     completed=completed,
                     trigger=trigger,
                 )
-            pact.admission.require(BOUNDARY, L1)
             exchange = Exchange(pact, group)
+            pact.admission.require(BOUNDARY, L1, [exchange.step.name])
             check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=description.ranks, completed=completed)
