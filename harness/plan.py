@@ -121,6 +121,8 @@ def matrix_runs(
 def _expected(strategy: Strategy, spec: Spec) -> str:
     if any(fault.kind == "kill" for fault in spec.schedule.faults):
         return strategy.expected_killed
+    if any(fault.kind == "error" for fault in spec.schedule.faults):
+        return strategy.expected_step
     inside = any(fault.inside for fault in spec.schedule.faults)
     return strategy.expected_inside if inside else strategy.expected
 
