@@ -28,6 +28,7 @@ class AccelPact(Strategy):
     name = "accelpact"
     summary = "state kept, communicator rebuilt under its name, cached references rebound"
     expected_inside = "pass"
+    asks_envelope = True
     variants = {
         "rebuild+rebind": {"replacement": "rebuild", "deadline_s": 30.0},
         "auto": {"replacement": "auto", "deadline_s": 30.0},

@@ -19,6 +19,7 @@ class CommunicatorOnly(AccelPact):
     name = "comm_only"
     summary = "ablation: communicator replaced, probe passes, no reference rebound; must fail"
     expected = "fail"
+    asks_envelope = False
     expected_inside = "fail"
     expected_killed = "fail"
     expected_step = "fail"
