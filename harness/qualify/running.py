@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import platform as machine
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -101,6 +99,7 @@ class _Qualification:
         self._not_run: list[str] = []
         self._done: set[tuple[str, str, str]] = set()
         self._stack = _envelope.stack_of(backend=platform.backend, device=platform.device)
+        self._environment = environment.describe(device=platform.device, backend=platform.backend)
         Envelope(stack=self._stack, entries=()).write(records / _NOTHING)
 
     def count(self, rows: Sequence[Row], faults: Sequence[Fault]) -> int:
@@ -114,11 +113,7 @@ class _Qualification:
         place = self._records / row.name
         (place / RUNS).mkdir(parents=True)
         spec = trials.spec_of(self._base, row)
-        describe = environment.describe
-        write_json(
-            place / ENVIRONMENT,
-            describe(device=self._platform.device, backend=self._platform.backend),
-        )
+        write_json(place / ENVIRONMENT, self._environment)
         title = f"Trials on {spec.workload}, {row.name} {spec.mesh}"
         described = compare.describe(spec, [], [], platform=self._platform, title=title)
         write_json(place / COMPARISON, described)
@@ -219,9 +214,9 @@ class _Qualification:
             entries=entries,
             not_run=(*self._not_run, *lost),
             made={
-                "accelpact": importlib.metadata.version("accelpact"),
-                "python": machine.python_version(),
-                "processor": environment.processor(),
+                "commit": self._environment["commit"] or "not known",
+                "python": self._environment["python"],
+                "processor": self._environment["processor"],
                 "workload": self._base.workload,
                 "seed": str(self._base.seed),
                 "schedule": f"{UPDATES} updates, a checkpoint after update "

@@ -37,9 +37,9 @@ def render(envelope: Envelope) -> str:
     lines += [
         "",
         (
-            "valid: the job reached its last update by that action, and every rank's state equals the "
-            "uninterrupted run's bit for bit. False recoveries: it acted in place, and the state is "
-            "another or the job did not end."
+            "valid: the job reached its last update by that action, and the state of every rank "
+            "equals the uninterrupted run's bit for bit. False recoveries: it acted in place, and "
+            "the state is another or the job did not end."
         ),
         f"The paper's figures: {paper.POLICIES_CONDITIONS}.",
         "",
