@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 _DAMAGED = "damaged"
 
 
+def demand_none(objection: str | None) -> None:
+    """Refuse what there is an objection to.
+
+    Raises:
+        Rejected: `reject_unqualified`.
+    """
+    if objection is not None:
+        raise Rejected(Reason.UNQUALIFIED, f"handed over to a restart: {objection}")
+
+
 class Admission:
     """The envelope of one rank, if one was given.
 
@@ -64,19 +74,16 @@ class Admission:
             self.given = True
             self._objection = f"expected one envelope on all ranks; found {len(found)} different"
 
-    def require(self, phase: str, action: str, steps: Iterable[str]) -> None:
-        """Refuse `action` for a failure in `phase` unless it is proven here; record both.
+    def ask(self, phase: str, action: str, steps: Iterable[str]) -> str | None:
+        """Say why `action` is not proven for a failure in `phase`, if it is not; record it.
 
         Args:
             phase: where it struck, one of the envelope's `PHASES`.
             action: what is to be done.
             steps: in which ways groups are to be replaced; more than one is a profile of its own.
-
-        Raises:
-            Rejected: `reject_unqualified`.
         """
         if not self.given and not self._log.kept:
-            return
+            return None
         stack, key = self._observe(phase, steps)
         objection = self._objection
         if objection is None and self._envelope is not None:
@@ -84,8 +91,7 @@ class Admission:
         self._log.write(
             "admission", action=action, key=dataclasses.asdict(key), stack=stack, reason=objection
         )
-        if objection is not None:
-            raise Rejected(Reason.UNQUALIFIED, f"handed over to a restart: {objection}")
+        return objection
 
     def _observe(self, phase: str, steps: Iterable[str]) -> tuple[dict[str, str], _envelope.Key]:
         parameters = list(self._model.parameters())

@@ -16,6 +16,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from accelpact import _communicator
+from accelpact._admission import demand_none
 from accelpact._envelope import DISCARD, STEP
 from accelpact._errors import Reason, Rejected
 from accelpact._exchange import Exchange
@@ -87,13 +88,15 @@ def discard(pact: Pact, error: BaseException | None, *, began: float) -> Discard
     lost_s = time.monotonic() - began
     try:
         with clock.phase("guard"):
+            steps = _steps(pact)
+            # Asked, and recorded, before a peer that cannot take it back ends this process.
+            objection = pact.admission.ask(phase, DISCARD, steps)
             if notice is None:
                 generation = _claim(pact, ranks)
                 control.announce(
                     generation, group=_title(pact, ranks), ranks=ranks, trigger=trigger, phase=phase
                 )
-            steps = _steps(pact)
-            pact.admission.require(phase, DISCARD, steps)
+            demand_none(objection)
             _require_discardable(pact, error)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=ranks, groups=pact.poisoned())
@@ -101,7 +104,7 @@ def discard(pact: Pact, error: BaseException | None, *, began: float) -> Discard
             exchanges = list(_exchanges(pact, standings, ranks))
             needed = {exchange.step.name for exchange in exchanges}
             if not needed <= steps:  # a peer's failure concerns groups that this rank had not seen
-                pact.admission.require(phase, DISCARD, needed | steps)
+                demand_none(pact.admission.ask(phase, DISCARD, needed | steps))
         with clock.phase("discard"):
             for exchange in exchanges:
                 _communicator.interrupt(exchange.old)  # what else is under way on it ends now
@@ -176,15 +179,16 @@ def _phase(pact: Pact, error: BaseException | None) -> str:
 def _steps(pact: Pact) -> set[str]:
     """Return the ways in which the groups are to be replaced that this rank knows to be poisoned.
 
-    Raises:
-        Rejected: `reject_unsupported`, if one cannot be replaced here.
+    One that cannot be replaced is refused when all have come.
     """
-    names = pact.poisoned()
-    return {
-        Exchange(pact, group).step.name
-        for group in _communicator.registered()
-        if group.group_name in names
-    }
+    names, found = pact.poisoned(), set()
+    for group in _communicator.registered():
+        if group.group_name in names:
+            try:
+                found.add(Exchange(pact, group).step.name)
+            except Rejected:
+                found.add("none")
+    return found
 
 
 def _claim(pact: Pact, ranks: tuple[int, ...]) -> int:

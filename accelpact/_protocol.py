@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from accelpact import _communicator
+from accelpact._admission import demand_none
 from accelpact._envelope import L1
 from accelpact._errors import Reason, Rejected
 from accelpact._exchange import Exchange
@@ -112,7 +113,7 @@ def repair(
                     trigger=trigger,
                 )
             exchange = Exchange(pact, group)
-            pact.admission.require(BOUNDARY, L1, [exchange.step.name])
+            demand_none(pact.admission.ask(BOUNDARY, L1, [exchange.step.name]))
             check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=description.ranks, completed=completed)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from harness.spec import RunSpec, Spec
 
 UPDATES, CHECKPOINT_AT, FRONTIER = 4, 1, 2
-GROUP_S = 2.0
+GROUP_S = 3.0
 """Timeout of a replicate group: what a trial with an absent rank waits for."""
-_FORWARD = {"group_timeout": 4 * GROUP_S, "shard_timeout": 2 * GROUP_S}
+_FORWARD = {"group_timeout": 3 * GROUP_S, "shard_timeout": 1.5 * GROUP_S}
 """With these a shard peer of the absent rank fails first, in its forward pass."""
 
 
