@@ -151,7 +151,7 @@ class AccelPact(Strategy):
         # integration: begin
         self._pact.close()
         # integration: end
-        if repaired:
+        if repaired and job.attempt.settings.options.get("floor", True):
             self._measure_floor(job)
 
     def _measure_floor(self, job: Job) -> None:
