@@ -217,6 +217,7 @@ class Pact:
         except CollectiveFailed as error:
             if self.attempt is None and self.settings.drive == "auto":
                 self.refuse(self._struck(str(error)), "unknown", [self.rank], trigger="exception")
+            self.boundary.poisoned.update(error.groups)
             raise
         self.control.before_step()
 

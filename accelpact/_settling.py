@@ -37,7 +37,16 @@ _POLL_S = 50e-6
 
 
 class CollectiveFailed(dist.DistBackendError):
-    """A collective that was issued has not completed, or its result cannot be trusted."""
+    """A collective that was issued has not completed, or its result cannot be trusted.
+
+    Attributes:
+        groups: names of those groups that have failed, as far as is known.
+    """
+
+    def __init__(self, detail: str, *groups: str) -> None:
+        """Keep the names beside the message."""
+        super().__init__(detail)
+        self.groups = groups
 
 
 class Settling:
@@ -59,7 +68,7 @@ class Settling:
                 still complete in time.
             UpdateInterrupted: a peer takes the update back.
         """
-        if not torch.cuda.is_initialized():
+        if not _is_device_in_use():
             return
         groups = _asynchronous(_communicator.registered())
         if not groups:
@@ -75,14 +84,19 @@ class Settling:
         Raises:
             CollectiveFailed: it has failed, here or on a peer, or did not complete in time.
         """
-        if torch.cuda.is_initialized() and _communicator.is_asynchronous(group):
+        if _is_device_in_use() and _communicator.is_asynchronous(group):
             look = functools.partial(self._require_no_notice, group.group_name)
             _await([group], _timeout(group), look)
 
     def _require_no_notice(self, name: str) -> None:
         notice = self._control.pending
         if notice is not None and notice.group == name:
-            raise CollectiveFailed(f"a collective of group {name} failed on rank {notice.by}")
+            raise CollectiveFailed(f"a collective of group {name} failed on rank {notice.by}", name)
+
+
+def _is_device_in_use() -> bool:
+    """Whether there can be anything to wait for; not while a graph is captured, which runs none."""
+    return torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
 
 
 def _asynchronous(groups: Sequence[ProcessGroup]) -> list[ProcessGroup]:
@@ -114,4 +128,4 @@ def _require_trust(groups: Sequence[ProcessGroup]) -> None:
     for group in groups:
         why = _communicator.failure(group)
         if why is not None:
-            raise CollectiveFailed(why)
+            raise CollectiveFailed(why, group.group_name)

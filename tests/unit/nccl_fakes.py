@@ -158,6 +158,7 @@ class Device:
 
     Attributes:
         idle: set while it has nothing to do.
+        is_capturing: whether a graph is captured.
         current: (thread, number) whenever a thread chose one.
     """
 
@@ -167,9 +168,11 @@ class Device:
         self.idle.set()
         self.current: list[tuple[str, Any]] = []
         self.queries = 0
+        self.is_capturing = False
         for name, value in (
             ("is_available", lambda: True),
             ("is_initialized", lambda: True),
+            ("is_current_stream_capturing", lambda: self.is_capturing),
             ("current_device", lambda: 1),
             ("set_device", self._choose),
             ("synchronize", lambda: self.idle.wait(10)),

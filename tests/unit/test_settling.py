@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import torch.distributed as dist
@@ -12,12 +12,14 @@ import torch.distributed as dist
 from accelpact import _communicator
 from accelpact._boundary import Boundary
 from accelpact._collectives import Call, Function, is_communication_failure
-from accelpact._errors import UpdateInterrupted
+from accelpact._errors import Reason, UpdateInterrupted
 from accelpact._intercept import Intercept
+from accelpact._pact import Pact
 from accelpact._settling import CollectiveFailed, Settling
 from tests.unit import nccl_fakes as fakes
 
 if TYPE_CHECKING:
+    from accelpact import Rejected
     from accelpact._messages import Notice
 
 
@@ -98,8 +100,10 @@ class TestUpdate:
         """The device is idle after it, and what it has computed is not the result."""
         _communicator.interrupt(group)
         assert device.idle.is_set()
-        with pytest.raises(CollectiveFailed, match="was aborted"):
+        with pytest.raises(CollectiveFailed, match="was aborted") as found:
             settling.await_update()
+
+        assert ("pair",) == found.value.groups
 
     def test_what_the_watchdog_saw(
         self, settling: Settling, device: fakes.Device, group: Any
@@ -109,6 +113,14 @@ class TestUpdate:
         group._get_backend(fakes.CUDA).error = fakes.Error.TIMEOUT
         with pytest.raises(CollectiveFailed, match="has failed: TIMEOUT"):
             settling.await_update()
+
+    def test_not_while_a_graph_is_captured(self, settling: Settling, device: fakes.Device) -> None:
+        """Nothing runs then, and asking an event would end the capture."""
+        device.idle.clear()
+        device.is_capturing = True
+        settling.await_update()
+
+        assert 0 == device.queries
 
     def test_other_backends(
         self,
@@ -245,3 +257,52 @@ class TestIntercepted:
 
         assert ["issued", "awaited pair", "awaited pair"] == events
         assert 1 == intercept._pact.boundary.completed["pair"]
+
+
+class TestBeforeStep:
+    """What the runtime does when the device has nothing to step with."""
+
+    def pact(self, *, drive: str, attempt: object) -> Any:
+        """Return a rank whose collectives of group `pair` have failed."""
+
+        def fail() -> None:
+            raise CollectiveFailed("it was aborted", "pair")
+
+        made: Any = object.__new__(Pact)
+        made.settings = SimpleNamespace(drive=drive)
+        made.attempt, made.rank, made.boundary = attempt, 1, Boundary(4)
+        made.settling = SimpleNamespace(await_update=fail)
+        made.control = SimpleNamespace(before_step=lambda: pytest.fail("the step must not begin"))
+        return made
+
+    @pytest.mark.parametrize(("drive", "attempt"), [("auto", object()), ("manual", None)])
+    def test_left_to_who_can_do_it_again(self, drive: str, attempt: object) -> None:
+        """It is raised, and the group is noted as one to replace."""
+        pact = self.pact(drive=drive, attempt=attempt)
+        with pytest.raises(CollectiveFailed):
+            pact._before_step()
+
+        assert {"pair"} == pact.boundary.poisoned
+
+    def test_refused_if_nobody_can(self) -> None:
+        """Nothing is committed, and all that depend on this rank end."""
+        pact = self.pact(drive="auto", attempt=None)
+        refused = []
+
+        def refuse(rejection: Rejected, group: str, ranks: list[int], *, trigger: str) -> NoReturn:
+            refused.append((rejection.reason, rejection.detail, group, ranks, trigger))
+            raise SystemExit
+
+        pact.refuse = refuse
+        with pytest.raises(SystemExit):
+            pact._before_step()
+
+        assert [
+            (
+                Reason.UNCOMMITTED_BOUNDARY,
+                "update 5 was under way when it was aborted",
+                "unknown",
+                [1],
+                "exception",
+            )
+        ] == refused
