@@ -9,6 +9,7 @@ Usage: python -m harness.forking, one request per line on stdin, one exit status
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -41,11 +42,17 @@ def main() -> None:
 
 
 def _preload() -> None:
+    import torch._dynamo  # noqa: F401  DDP and the optimizers import it when they are made
+
     import harness.train  # noqa: F401  the forks have what the loop needs
     import strategies
+    from harness.spec import WRAPPERS
+    from harness.workload import wrappers
 
     for name in strategies.names():
         strategies.find(name)
+    for name in WRAPPERS:
+        wrappers.find(name)
 
 
 def _launch(request: Mapping[str, Any]) -> NoReturn:
@@ -130,4 +137,5 @@ def _end(left: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):  # its parent says so, once
+        main()
