@@ -226,8 +226,16 @@ def _restart_phases(timeline: Timeline, *, since: float, until: float) -> dict[s
             now = reached
     begins = [event for event in timeline.select("begin") if now <= event.t <= until]
     if begins:
-        found["resume" if "heal" in found else "replay"] = (until - now) * 1e3
+        found[_way_on(timeline, since=now, until=until)] = (until - now) * 1e3
     return found
+
+
+def _way_on(timeline: Timeline, *, since: float, until: float) -> str:
+    """What is done between a restart and the update after the fault, by name."""
+    for name, phase in (("commit", "replay"), ("discard", "discarded")):
+        if any(since < event.t <= until for event in timeline.select(name)):
+            return phase
+    return "resume"
 
 
 def _restarted(timeline: Timeline, *, since: float, until: float) -> set[int]:

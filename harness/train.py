@@ -161,8 +161,7 @@ class Trainer:
         error = self._strategy.swallowed(job)
         if error is not None:
             self._tell(error)
-        if before.frontier == job.frontier:  # else a peer's state came in the meantime
-            before.restore()
+        before.restore()
         job.emit("discard", update=job.frontier + 1)
 
     def _tell(self, error: BaseException) -> None:

@@ -34,6 +34,7 @@ _NOTES = (
         "lighthouse in the supervisor; one launcher and one store per replica, which is started "
         "again alone and gets its state from another; every replica is needed to commit"
     ),
+    "a replica that comes back first loads its last checkpoint: all could have ended",
     "a collective that fails between updates is given up: torchft goes on to the next update",
     (
         "no other replica has a rank's random state: each keeps its own in the supervisor's "
@@ -77,7 +78,9 @@ class TorchftManager(Strategy):
                 "vote_timeout_s": timeouts.soft,
                 "quorum_timeout_s": max(timeouts.barrier, timeouts.world),
             },
-            launchers="replica",
+            # An asynchronous quorum has the state read in the middle of an update: parameters are
+            # gathered then and the cursor has moved, so nobody could be healed with it.
+            launchers="world" if self.options["async_quorum"] else "replica",
             notes=_NOTES,
         )
 
