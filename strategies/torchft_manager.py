@@ -63,7 +63,6 @@ class TorchftManager(Strategy):
     def services(self, layout: Layout) -> Iterator[Mapping[str, str]]:
         """Run the lighthouse, which finds out who takes part."""
         with _environment(_QUIET):  # read when torchft is imported
-            # integration: begin
             from torchft.coordination import LighthouseServer
 
         lighthouse = LighthouseServer(
@@ -73,14 +72,11 @@ class TorchftManager(Strategy):
             quorum_tick_ms=10,
             heartbeat_timeout_ms=2000,
         )
-        # integration: end
         try:
             # The address that it gives has the machine's name, which need not resolve.
             yield {_LIGHTHOUSE: f"http://{_HOST}:{lighthouse.address().rsplit(':', 1)[1]}"}
         finally:
-            # integration: begin
             lighthouse.shutdown()
-            # integration: end
 
     def connect(self, attempt: Attempt) -> Groups:
         """Use torch's groups for the shards and the manager's for the replicas."""
@@ -88,7 +84,6 @@ class TorchftManager(Strategy):
         layout = attempt.layout
         self._job: Job | None = None
         self._failure: BaseException | None = None
-        # integration: begin
         import torch.distributed as dist
         from torchft.process_group import ManagedProcessGroup
 
@@ -97,17 +92,13 @@ class TorchftManager(Strategy):
         group.register("replicate")
         self._manager.start_quorum()  # FSDP1 asks for the group's size, which is 0 before
         self._manager.wait_quorum()
-        # integration: end
         if layout.shard_size > 1:
             return Groups(replicate=group, shard=shard)
-        # integration: begin
         hook = (self._manager, _average)
         return Groups(replicate=group, shard=shard, ddp=dist.group.WORLD, ddp_hook=hook)
-        # integration: end
 
     def _make_manager(self, attempt: Attempt) -> Any:
         layout, options = attempt.layout, attempt.settings.options
-        # integration: begin
         from torchft import Manager
         from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
 
@@ -131,11 +122,9 @@ class TorchftManager(Strategy):
             init_sync=False,
             max_retries=5,
         )
-        # integration: end
 
     def _serve_store(self, attempt: Attempt) -> int:
         """Give each replica group a store of its own, as the manager wants it."""
-        # integration: begin
         import torch.distributed as dist
 
         meeting = attempt.store()
@@ -144,14 +133,11 @@ class TorchftManager(Strategy):
             self._store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
             meeting.set(key, str(self._store.port))
         return int(meeting.get(key))
-        # integration: end
 
     def attach(self, job: Job) -> None:
         """Tell the manager where training is."""
         self._job = job
-        # integration: begin
         self._manager.load_state_dict({"step": job.frontier, "batches_committed": 0})
-        # integration: end
 
     def _state(self) -> dict[str, Tensor | int]:
         """What a replica that fell behind gets from one that did not: all but random states."""
@@ -173,25 +159,19 @@ class TorchftManager(Strategy):
 
     def begin(self, job: Job) -> None:
         """Start the quorum of the next update; a failure since the last one spoils it."""
-        # integration: begin
         self._manager.start_quorum()
         if self._failure is not None:
             self._manager.report_error(self._failure)
             self._failure = None
-        # integration: end
 
     def swallowed(self, job: Job) -> BaseException | None:
         """Look at the manager: a collective that fails returns normally."""
-        # integration: begin
         found = self._manager.errored()
         return None if found is None else found.original_exception
-        # integration: end
 
     def may_commit(self, job: Job) -> bool:
         """Have the replica group vote."""
-        # integration: begin
         return bool(self._manager.should_commit())
-        # integration: end
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """Go on: the next quorum connects anew. What raised inside an update is the launcher's."""
@@ -205,9 +185,7 @@ class TorchftManager(Strategy):
 
     def close(self, job: Job) -> None:
         """End the manager's threads and servers."""
-        # integration: begin
         self._manager.shutdown(wait=False)
-        # integration: end
 
 
 @contextlib.contextmanager
@@ -232,7 +210,6 @@ def _average(manager, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, 
 
     The future is completed by hand: the manager's own can hang in DDP.
     """
-    # integration: begin
     import torch
 
     gradients = bucket.buffer()
@@ -240,4 +217,3 @@ def _average(manager, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, 
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(gradients)
     return future
-    # integration: end
