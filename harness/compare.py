@@ -221,6 +221,6 @@ def _contender(entry: Entry, answer: Availability, spec: Spec, platform: Platfor
         version=answer.version,
         variant=strategy.variant,
         settings=msgspec.to_builtins(settings),
-        integration_lines=integration_lines(type(strategy)),
+        integration_lines=integration_lines(strategy.name),
         tried=tried(strategy.name),
     )
