@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.layout import FIRST_RANK
-from harness.processes import GRACE_S, die_with_parent
+from harness.processes import GRACE_S, die_with_parent, end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,6 +164,8 @@ def _end(left: set[int]) -> None:
             time.sleep(_POLL_S)
 
 
+if __name__ == "__mp_main__":  # imported by a process that a rank has spawned
+    end_with_parent()
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):  # its parent says so, once
         main()

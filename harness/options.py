@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from harness.spec import PRESETS, WRAPPERS, Fault, Mesh, Schedule, Spec, SpecError, choose
+from harness.spec import (
+    PRESETS,
+    WRAPPERS,
+    Fault,
+    Mesh,
+    Saving,
+    Schedule,
+    Spec,
+    SpecError,
+    choose,
+)
 from harness.workload.corpus import Corpus
 from harness.workload.presets import find_workload, memory_needed
 from strategies import Timeouts
@@ -26,6 +36,15 @@ MeshOption = Annotated[
 Wrapper = Annotated[str, typer.Option(help="How the model is spread: fsdp1, fsdp2 or ddp.")]
 Updates = Annotated[int | None, typer.Option(help="Optimizer updates of a run.")]
 CheckpointAt = Annotated[int | None, typer.Option(help="Update after which DCP saves.")]
+CheckpointMode = Annotated[
+    str,
+    typer.Option(
+        help="sync, async-thread, async-process or async-cached; several, comma-separated, in turn."
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Updates between two saves; default one save only.")
+]
 Faults = Annotated[
     list[str] | None,
     typer.Option("--fault", help="KIND@PHASE:UPDATE, for example absent@boundary:15."),
@@ -65,6 +84,8 @@ def make_spec(
     wrapper: str = "fsdp1",
     updates: int | None = None,
     checkpoint_at: int | None = None,
+    checkpoint_mode: str = "sync",
+    checkpoint_every: int | None = None,
     fault: list[str] | None = None,
     device: str = "cpu",
     dtype: str | None = None,
@@ -119,10 +140,16 @@ def make_spec(
             barrier=barrier_timeout,
             world=world_timeout,
         ),
+        saving=Saving(
+            modes=tuple(mode.strip() for mode in checkpoint_mode.split(",")),
+            every=checkpoint_every,
+        ),
         blocks=1 if blocks is None else blocks,
     )
+    from harness import staging
     from harness.workload import wrappers
 
+    staging.check(spec.saving.modes)
     size = spec.mesh.world_size
     wrappers.find(wrapper).check_layout(spec.mesh.layout())
     Corpus.load(spec.data).check(

@@ -13,6 +13,7 @@ from harness import checkpoint, drift
 from harness.faults import Boundary, CollectiveFailed, Notices, halting
 from harness.job import TrainingJob
 from harness.layout import CHECKPOINTS, REPLICA
+from harness.saver import Saver
 from harness.workload import hsdp
 from harness.workload.data import Corpus, Loader
 from harness.workload.presets import find_workload
@@ -85,11 +86,12 @@ class Trainer:
         )
         self._capturing = accelpact.Capturing(loader)
         recorder.emit("built")
+        self._saver = Saver(self.job, self._checkpoints, modes=spec.saving.modes)
         self._restore()
         strategy.attach(self.job)
 
     def _restore(self) -> None:
-        found = checkpoint.latest(self._checkpoints)
+        found = checkpoint.chosen(self._checkpoints)
         if found is not None:
             checkpoint.restore(self.job, found)
             self.job.emit("restored", update=self.job.frontier)
@@ -97,6 +99,7 @@ class Trainer:
     def loop(self) -> None:
         """Train until the last update is committed, and write what the run was for."""
         job, last = self.job, self._run.spec.schedule.updates
+        self._saver.start()
         while job.frontier < last:
             try:
                 committed = self._update()
@@ -107,15 +110,20 @@ class Trainer:
                 continue
             if not committed:
                 continue
-            if job.frontier == self._run.spec.schedule.checkpoint_at:
-                job.emit("checkpoint_begin", update=job.frontier)
-                checkpoint.save(job, self._checkpoints)
-                job.emit("checkpoint", update=job.frontier)
+            self._save()
             self._pass_boundary()
         drift.save_state(job.state(), self._folder, rank=job.attempt.layout.rank)
         job.emit("finish", update=job.frontier)
+        self._saver.close()
         self._strategy.settle(job)
         self._measure("after")
+
+    def _save(self) -> None:
+        """Save a checkpoint if one is due."""
+        spec = self._run.spec
+        mode = spec.saving.mode_after(self.job.frontier, first=spec.schedule.checkpoint_at)
+        if mode is not None:
+            self._saver.save(mode, self._root)
 
     def _update(self) -> bool:
         """Execute and commit one update, and digest the state it leads to.
@@ -153,7 +161,7 @@ class Trainer:
         job.recorder.digests(job.frontier, digest.root, digest.tensors)
         if job.frontier == 1:
             self._measure("before")
-        self._loss = update.loss
+        self._loss, self._root = update.loss, digest.root
         return True
 
     def _take_back(self, before: accelpact.Capture) -> None:
@@ -210,6 +218,10 @@ class Trainer:
             groups=accelpact.num_registered_groups(),
             device_bytes=torch.cuda.memory_allocated(device) if device.type == "cuda" else None,
         )
+
+    def abandon(self) -> None:
+        """Give up what goes on beside training: this attempt has failed, another may follow."""
+        self._saver.abandon()
 
     def tear_down(self) -> None:
         """Let go of groups and threads."""
