@@ -88,9 +88,7 @@ class Pact:
         self.redirects = Redirects()
         self.joined: dict[str, Repair] = {}
         self.audits = Auditing(self)
-        self.admission = Admission(
-            settings.envelope, model, frameworks=frameworks, replacement=settings.replacement
-        )
+        self.admission = Admission(settings.envelope, model, frameworks=frameworks, log=self.log)
         self.optimizer = optimizer
         self.model = model
         self._began = time.monotonic()

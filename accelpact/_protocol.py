@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from accelpact import _communicator
+from accelpact._admission import demand_none
 from accelpact._envelope import L1
 from accelpact._errors import Reason, Rejected
 from accelpact._exchange import Exchange
@@ -111,8 +112,8 @@ def repair(
                     completed=completed,
                     trigger=trigger,
                 )
-            pact.admission.require(BOUNDARY, L1)
             exchange = Exchange(pact, group)
+            demand_none(pact.admission.ask(BOUNDARY, L1, [exchange.step.name]))
             check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=description.ranks, completed=completed)

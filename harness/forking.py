@@ -9,6 +9,7 @@ Usage: python -m harness.forking, one request per line on stdin, one exit status
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -43,7 +44,7 @@ def main() -> None:
 
 def preload() -> None:
     """Import what ranks need, which their forks then have; it starts no thread."""
-    import torch._dynamo  # noqa: F401  the first optimizer imports it, a second for every rank
+    import torch._dynamo  # noqa: F401  DDP and the optimizers import it when they are made
 
     import harness.train  # noqa: F401  the loop
     import strategies
@@ -139,4 +140,5 @@ def _end(left: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):  # its parent says so, once
+        main()

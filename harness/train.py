@@ -64,6 +64,7 @@ class Trainer:
             activation_checkpointing=spec.activation_checkpointing,
             seed=spec.seed,
             wrapper=spec.wrapper,
+            compiled=spec.compiled,
         )
         loader = Loader(
             Corpus.load(spec.data),

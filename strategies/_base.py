@@ -247,6 +247,11 @@ class Strategy:
     """The verdict that a run with a fault inside an update should get."""
     expected_killed: ClassVar[str] = "rejected"
     """The verdict that a run in which a rank is killed should get."""
+    expected_step: ClassVar[str] = "rejected"
+    """The verdict that a run should get in which the optimizer's step fails after it has written
+    weights."""
+    asks_envelope: ClassVar[bool] = False
+    """Whether an envelope decides what it may do."""
     launcher_recovers: ClassVar[bool] = False
     """Whether that the launcher starts all ranks again is this contender's own way to recover."""
     gates_updates: ClassVar[bool] = False

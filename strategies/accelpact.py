@@ -28,7 +28,11 @@ class AccelPact(Strategy):
     name = "accelpact"
     summary = "state kept, communicator rebuilt under its name, cached references rebound"
     expected_inside = "pass"
-    variants = {"rebuild+rebind": {"replacement": "rebuild", "deadline_s": 30.0}}
+    asks_envelope = True
+    variants = {
+        "rebuild+rebind": {"replacement": "rebuild", "deadline_s": 30.0},
+        "auto": {"replacement": "auto", "deadline_s": 30.0},
+    }
     frameworks: ClassVar[Sequence[Framework]] = accelpact.FRAMEWORKS
     audit: ClassVar[bool] = True
     _pact: Pact | None = None

@@ -40,6 +40,7 @@ class Nvrx(Strategy):
     summary = "NVRx inprocess.Wrapper restarts in process, the last DCP checkpoint is loaded"
     distribution = "nvidia-resiliency-ext"
     expected_inside = "pass"
+    expected_step = "pass"
     variants = {
         "fast, shards bounded": {"intervals": _FAST, "bound_shards": True},
         "fast, shards bounded, monitor thread 0.25 s": {
