@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from harness.spec import RunSpec
     from strategies import Attempt, Strategy
 
+UNTIMED_VARIABLE = "ACCELPACT_UNTIMED"
+"""Set where times mean nothing."""
 _EXIT_RECOVERY = 75
 """Exit status of a rank whose strategy gives the failure to the launcher."""
 _MUST_END = "RankMustEnd"
@@ -134,6 +136,7 @@ def _first_attempt(run: RunSpec, restart: int) -> Attempt:
         settings=msgspec.convert(run.settings, strategies.Settings),
         store=store,
         store_address=(host, int(port)),
+        timed=UNTIMED_VARIABLE not in os.environ,
     )
 
 

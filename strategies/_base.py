@@ -154,6 +154,8 @@ class Attempt:
     """Gives a new client of the store that the supervisor hosts."""
     store_address: tuple[str, int]
     """Host and port of that store."""
+    timed: bool = True
+    """Whether anybody looks at the times of this run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from harness.forking import preload
 from harness.processes import die_with_parent
 from strategies import Attempt, Layout, Settings
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 60.0
 _KILLED_S = 10.0
+preload()
 
 
 @dataclasses.dataclass(kw_only=True)
