@@ -116,6 +116,9 @@ def restore(job: TrainingJob, checkpoint: Path) -> None:
         optim_state_dict=state["optimizer"],
     )
     own = state[_own_key()]
+    with torch.no_grad():
+        for name, buffer in job.model.named_buffers():
+            buffer.copy_(own[f"buffer/{name}"])
     torch.set_rng_state(own["rng_cpu"])
     if "rng_cuda" in own:
         torch.cuda.set_rng_state(own["rng_cuda"])
@@ -137,7 +140,9 @@ def _own_key() -> str:
 
 def _state(job: TrainingJob) -> dict[str, Any]:
     model, optimizer = get_state_dict(job.model, job.optimizer)
+    # Of a buffer that every rank changes by itself, DCP would keep one rank's.
     own: dict[str, Any] = {
+        **{f"buffer/{name}": buffer for name, buffer in job.model.named_buffers()},
         "rng_cpu": torch.get_rng_state(),
         "cursor": torch.tensor(job.loader.state_dict()["cursor"]),
     }
