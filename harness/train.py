@@ -79,7 +79,7 @@ class Trainer:
             groups=groups,
             recorder=recorder,
         )
-        self._capturing = accelpact.Capturing(loader)
+        self._capturing = accelpact.Capturing(loader, model)
         recorder.emit("built")
         self._restore()
         strategy.attach(self.job)
