@@ -103,7 +103,9 @@ def _given_paths(spec: Spec) -> dict[str, str]:
     paths = {spec.data: "<data>"} if spec.data else {}
     if spec.own is not None:
         path = Path(spec.own.path)
-        paths |= {str(path): f"<workload>/{path.name}", f"{path.parent}/": "<workload>/"}
+        paths[str(path)] = f"<workload>/{path.name}"
+        if path.parent != path.parent.parent:  # "/" is in every path
+            paths[f"{path.parent}/"] = "<workload>/"
     return paths
 
 
