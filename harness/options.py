@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from harness.spec import PRESETS, WRAPPERS, Fault, Mesh, Schedule, Spec, SpecError, choose
+from harness.spec import (
+    PRESETS,
+    WRAPPERS,
+    Fault,
+    Mesh,
+    Saving,
+    Schedule,
+    Spec,
+    SpecError,
+    choose,
+)
 from harness.workload import chosen as workloads
 from harness.workload import own as users
 from harness.workload.corpus import Corpus
@@ -31,6 +41,15 @@ MeshOption = Annotated[
 Wrapper = Annotated[str, typer.Option(help="How the model is spread: fsdp1, fsdp2 or ddp.")]
 Updates = Annotated[int | None, typer.Option(help="Optimizer updates of a run.")]
 CheckpointAt = Annotated[int | None, typer.Option(help="Update after which DCP saves.")]
+CheckpointMode = Annotated[
+    str,
+    typer.Option(
+        help="sync, async-thread, async-process or async-cached; several, comma-separated, in turn."
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Updates between two saves; default one save only.")
+]
 Faults = Annotated[
     list[str] | None,
     typer.Option("--fault", help="KIND@PHASE:UPDATE, for example absent@boundary:15."),
@@ -49,6 +68,10 @@ SoftTimeout = Annotated[float, typer.Option(help="Seconds; in-process restart in
 HardTimeout = Annotated[float, typer.Option(help="Seconds; in-process restart ends a rank.")]
 BarrierTimeout = Annotated[float, typer.Option(help="Seconds; restarting ranks wait.")]
 WorldTimeout = Annotated[float, typer.Option(help="Seconds; shard groups and all others.")]
+Compiled = Annotated[bool, typer.Option("--compiled", help="Compile every block of the model.")]
+Envelope = Annotated[
+    str | None, typer.Option(help="File of `accelpact qualify`; accelpact does nothing else.")
+]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the records; default a new one in reports/.")
 ]
@@ -66,12 +89,16 @@ def make_spec(
     wrapper: str = "fsdp1",
     updates: int | None = None,
     checkpoint_at: int | None = None,
+    checkpoint_mode: str = "sync",
+    checkpoint_every: int | None = None,
     fault: list[str] | None = None,
     device: str = "cpu",
     dtype: str | None = None,
     activation_checkpointing: bool | None = None,
     seed: int = 1,
     data: str | None = None,
+    compiled: bool = False,
+    envelope: str | None = None,
     group_timeout: float = 3.0,
     soft_timeout: float = 10.0,
     hard_timeout: float = 20.0,
@@ -85,6 +112,8 @@ def make_spec(
     """
     if data == "":
         raise SpecError("data: expected a text file or a folder; found an empty name")
+    if envelope is not None and not Path(envelope).is_file():
+        raise SpecError(f"envelope: expected a file; found none at {envelope or 'an empty name'}")
     base = PRESETS[choose("preset", preset, PRESETS)]
     own = users.parse(workload)
     if own is not None and data is not None:
@@ -113,6 +142,8 @@ def make_spec(
         ),
         seed=seed,
         data=None if data is None else str(Path(data).resolve()),
+        compiled=compiled,
+        envelope=None if envelope is None else str(Path(envelope).resolve()),
         timeouts=Timeouts(
             group=group_timeout,
             soft=soft_timeout,
@@ -120,10 +151,16 @@ def make_spec(
             barrier=barrier_timeout,
             world=world_timeout,
         ),
+        saving=Saving(
+            modes=tuple(mode.strip() for mode in checkpoint_mode.split(",")),
+            every=checkpoint_every,
+        ),
         blocks=1 if blocks is None else blocks,
     )
+    from harness import staging
     from harness.workload import wrappers
 
+    staging.check(spec.saving.modes)
     wrappers.find(wrapper).check_layout(spec.mesh.layout())
     if chosen is not None:
         Corpus.load(spec.data).check(

@@ -100,7 +100,8 @@ def execute(
 
 def _given_paths(spec: Spec) -> dict[str, str]:
     """Paths that the user has named, and what stands for them in records."""
-    paths = {spec.data: "<data>"} if spec.data else {}
+    named = {spec.data: "<data>", spec.envelope: "<envelope>"}
+    paths = {path: token for path, token in named.items() if path}
     if spec.own is not None:
         path = Path(spec.own.path)
         paths[str(path)] = f"<workload>/{path.name}"
@@ -112,6 +113,7 @@ def _given_paths(spec: Spec) -> dict[str, str]:
 def _environment(run: RunSpec, *, port: int) -> dict[str, str]:
     own = {
         "ACCELPACT_STORE": f"127.0.0.1:{port}",
+        "ACCELPACT_ENVELOPE": run.spec.envelope or "",  # and none that happens to be set here
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         # Stores look up their peers' names for their logs; a name server that does not answer costs

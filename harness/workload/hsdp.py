@@ -17,6 +17,9 @@ from harness.workload.seeds import derive_seed
 from harness.workload.training import Given, Training
 from strategies import Groups, Layout
 
+COMPILER_BACKEND = "aot_eager"
+"""All of the compiler but the code generator, which needs a C++ compiler on the machine."""
+
 
 class Built(NamedTuple):
     """What one rank trains."""
@@ -48,12 +51,14 @@ def build(
     activation_checkpointing: bool,
     seed: int,
     wrapper: str = "fsdp1",
+    compiled: bool = False,
 ) -> Built:
     """Build the wrapped model and its optimizer; a collective of every rank.
 
     Parameters, gradients and optimizer state have `dtype`. Weights start equal on
     all ranks, since they depend on `seed` alone; the global generators are
-    then seeded for this rank, so that dropout differs between ranks.
+    then seeded for this rank, so that dropout differs between ranks. If it is to be `compiled`,
+    every block is, by itself.
 
     Raises:
         SpecError: the mesh is none for that wrapper.
@@ -76,6 +81,9 @@ def build(
     if activation_checkpointing:
         blocks = {id(unit) for unit in units}
         apply_activation_checkpointing(model, check_fn=lambda module: id(module) in blocks)
+    if compiled:
+        for unit in units:
+            unit.compile(backend=COMPILER_BACKEND, dynamic=False)
     optimizer = training.optimizer(model.parameters())
     # The rank of the layout, never a group's: a contender's group may number its own way.
     torch.manual_seed(derive_seed(seed, "rank", layout.rank))
