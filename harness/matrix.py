@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from strategies import Platform
 
 MATRIX, CELLS, TOOK = "matrix.md", "matrix.json", "seconds.json"
+USUAL = "tiny"
+"""The workload of a matrix that names none."""
 UPDATES, CHECKPOINT_AT, FRONTIER = 5, 2, 3
 STRIKES = ("absent@boundary", "absent@forward", "absent@backward", "kill@boundary", "kill@backward")
 
@@ -53,15 +55,12 @@ class Cell(msgspec.Struct, kw_only=True):
     ranks: int = 0
 
 
-USUAL = "tiny"
-"""The workload of a matrix that names none."""
-
-
-class Matrix(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Matrix(msgspec.Struct, kw_only=True):
     """`matrix.json`."""
 
     schema_version: int
-    workload: str = USUAL
+    workload: str | msgspec.UnsetType = msgspec.UNSET
+    """What was trained, where it is not the usual one."""
     seconds: dict[str, float]
     """What each wrapper took, by folder."""
     cells: list[Cell]
@@ -204,9 +203,10 @@ def build(folder: Path) -> dict[str, bytes]:
         if (place / TOOK).is_file():
             took = msgspec.json.decode((place / TOOK).read_bytes(), type=float)
             seconds[f"{place.parent.name}/{place.name}"] = took
+    named = ", ".join(workloads)
     matrix = Matrix(
         schema_version=SCHEMA_VERSION,
-        workload=", ".join(workloads) or USUAL,
+        workload=msgspec.UNSET if named in ("", USUAL) else named,
         seconds=seconds,
         cells=cells,
     )
@@ -296,7 +296,7 @@ def render(matrix: Matrix) -> str:
             "`(r+d)`: r updates replayed, d discarded."
         ),
     ]
-    if matrix.workload != USUAL:
+    if matrix.workload:
         lines += ["", f"The workload is {matrix.workload}."]
     for torch in dict.fromkeys(cell.torch for cell in matrix.cells):
         cells = [cell for cell in matrix.cells if cell.torch == torch]
