@@ -284,10 +284,10 @@ def checkpoints(  # noqa: PLR0917  as above
         data=data,
         checkpoint_mode=",".join(checkpoint_costs.MODES),
     )
-    options.check_machine(spec, refuse=CannotRunHere)
+    spec = options.check_machine(spec, refuse=CannotRunHere)
     backend = environment.backend_for(device, world_size=spec.mesh.world_size)
     planned = checkpoint_costs.planned(spec, rounds=rounds, saves=saves, backend=backend)
-    folder = options.output_folder(out, f"checkpoints-{workload}-{device}")
+    folder = options.output_folder(out, f"checkpoints-{_in_a_path(spec.workload)}-{device}")
     checkpoint_costs.run(
         planned,
         platform=Platform(device=device, backend=backend),

@@ -100,11 +100,13 @@ def execute(
 
 def _given_paths(spec: Spec) -> dict[str, str]:
     """Paths that the user has named, and what stands for them in records."""
-    given = {spec.data: "<data>", spec.envelope: "<envelope>"}
-    paths = {path: token for path, token in given.items() if path}
+    named = {spec.data: "<data>", spec.envelope: "<envelope>"}
+    paths = {path: token for path, token in named.items() if path}
     if spec.own is not None:
         path = Path(spec.own.path)
-        paths |= {str(path): f"<workload>/{path.name}", f"{path.parent}/": "<workload>/"}
+        paths[str(path)] = f"<workload>/{path.name}"
+        if path.parent != path.parent.parent:  # "/" is in every path
+            paths[f"{path.parent}/"] = "<workload>/"
     return paths
 
 

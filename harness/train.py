@@ -137,7 +137,7 @@ class Trainer:
             job,
             self._notices,
             microbatches=job.training.accumulation,
-            at=own.found["halts_at"] if own is not None else None,
+            at=own.found.get("halts_at") if own is not None else None,
         ):
             update = hsdp.train_update(
                 job.model,

@@ -37,7 +37,7 @@ class ViT(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.patches = nn.Sequential(nn.Conv2d(3, WIDTH, PATCH, PATCH), nn.BatchNorm2d(WIDTH))
+        self.patches = nn.Conv2d(3, WIDTH, kernel_size=PATCH, stride=PATCH)
         self.places = nn.Parameter(0.02 * torch.randn((SIZE // PATCH) ** 2, WIDTH))
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.1, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False)

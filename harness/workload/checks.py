@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -69,6 +69,10 @@ def units(training: Training, spec: Spec) -> None:
         raise SpecError(
             "activation-checkpointing: expected blocks, whose activations are recomputed; found a "
             "workload without any"
+        )
+    if spec.compiled and not training.units():
+        raise SpecError(
+            "compiled: expected blocks, which are compiled one by one; found a workload without any"
         )
     if spec.wrapper == "ddp":
         return
@@ -187,12 +191,15 @@ def gradients(built: nn.Module, spec: Spec, calls: Calls) -> None:
 class Calls:
     """Counts the calls of those submodules that hold parameters and no other module."""
 
-    def __init__(self, built: nn.Module) -> None:
-        """Watch `built` in the body of the statement."""
+    def __init__(self, built: nn.Module, *, without: Sequence[nn.Module] = ()) -> None:
+        """Watch `built`, but for what is in `without`, in the body of the statement."""
+        left_out = {id(inner) for module in without for inner in module.modules()}
         self._names = [
             (name, module)
             for name, module in built.named_modules()
-            if not any(module.children()) and any(True for _ in module.parameters(recurse=False))
+            if id(module) not in left_out
+            and not any(module.children())
+            and any(True for _ in module.parameters(recurse=False))
         ]
         self._counts: dict[int, int] = {}
 

@@ -1,4 +1,7 @@
-"""A workload of the user's own in a comparison: the guide's example, on four real ranks."""
+"""A workload of the user's own in a comparison, on four real ranks.
+
+It is the guide's example, with batch normalization put in: running statistics are state as well.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,28 @@ from strategies import Platform
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "workload" / "vit.py"
+PLAIN = "nn.Conv2d(3, WIDTH, kernel_size=PATCH, stride=PATCH)"
+NORMALIZED = f"nn.Sequential({PLAIN}, nn.BatchNorm2d(WIDTH))"
 UPDATES, CHECKPOINT_AT, FAULT_AFTER, NUM_RANKS, MICROBATCH = 4, 2, 3, 4, 4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workload, somewhere."""
+    path = tmp_path_factory.mktemp("users-folder") / "vit.py"
+    source = EXAMPLE.read_text()
+    assert PLAIN in source
+    path.write_text(source.replace(PLAIN, NORMALIZED))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compare the runtime and a restart on it, with one fault, and return the records."""
     found = tmp_path_factory.mktemp("own") / "out"
     spec = options.check_machine(
         options.make_spec(
-            workload=f"{EXAMPLE}:build",
+            workload=f"{file}:build",
             updates=UPDATES,
             checkpoint_at=CHECKPOINT_AT,
             fault=[f"absent@boundary:{FAULT_AFTER}"],
@@ -103,7 +118,7 @@ class TestRecords:
 
         assert NUM_RANKS == len(found - {None})
 
-    def test_say_what_was_run(self, summary: Summary, folder: Path) -> None:
+    def test_say_what_was_run(self, summary: Summary, folder: Path, file: Path) -> None:
         """The file's name and digest; where it lies is nobody's business."""
         spec = msgspec.json.decode(
             (folder / "runs" / "0-cold" / "run.json").read_bytes(), type=RunSpec
@@ -116,7 +131,7 @@ class TestRecords:
         assert "vit.py" == summary.spec["own"]["path"]
         assert spec.own.sha256 == summary.spec["model"]["file_sha256"]
         assert spec.own.sha256[:12] in the_run(summary, "cold").division
-        assert [] == [path for path, text in shown.items() if str(EXAMPLE.parent) in text]
+        assert [] == [path for path, text in shown.items() if str(file.parent) in text]
 
     def test_report_is_in_samples(self, folder: Path) -> None:
         """What cannot be counted in tokens is not called so."""
