@@ -43,12 +43,13 @@ class Launch(Protocol):
 def torchrun(
     run: RunSpec, folder: Path, environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start torch's elastic launcher."""
+    """Start torch's elastic launcher, or the one like it that the contender names."""
     options = run.settings["options"]
-    interval = options.get("monitor_interval", 0.1) if isinstance(options, dict) else 0.1
     command = [
         *(sys.executable, "-m", "harness.launcher", str(run.spec.mesh.world_size)),
-        *(str(run.settings["max_restarts"]), str(interval), str(folder)),
+        *(str(run.settings["max_restarts"]), str(options.get("monitor_interval", 0.1))),
+        *(str(folder), options.get("launcher", "torch.distributed.run")),
+        *options.get("launcher_arguments", []),
     ]
     with log.open("ab") as output:
         return subprocess.Popen(
