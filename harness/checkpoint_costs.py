@@ -335,6 +335,8 @@ def render(found: Costs) -> str:
             "Updates: begin to commit of the update beside which the checkpoint was written. "
             "Stood still: what training waited for the save itself. Buffers and uploading process "
             "serve one save at a time, so the next one waits until the one before is written. "
+            "PSS: all processes of the run at the last save of a turn; those that upload live "
+            "through the run and are in every line. "
             "Modes: " + "; ".join(f"`{name}`: {CHECKPOINT_MODES[name]}" for name in MODES) + "."
         ),
         "",

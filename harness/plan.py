@@ -38,7 +38,7 @@ def contenders(names: Sequence[str]) -> list[Entry]:
         SpecError: a name is unknown.
     """
     known = strategies.names()
-    wanted = [choose("strategies", name, known) for name in names or known]
+    wanted = [choose("strategies", name, known) for name in names or strategies.by_default()]
     if len(set(wanted)) != len(wanted):
         raise SpecError(f"strategies: expected each once; found {', '.join(wanted)}")
     return [

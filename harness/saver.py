@@ -27,7 +27,7 @@ from harness.uploader import Uploader
 from strategies import root_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
     from pathlib import Path
 
     from harness.job import TrainingJob
@@ -54,11 +54,10 @@ class _Pending:
 class Saver:
     """The checkpoints of one attempt of one rank. All ranks make the same calls."""
 
-    def __init__(self, job: TrainingJob, folder: Path, *, modes: Sequence[str]) -> None:
+    def __init__(self, job: TrainingJob, folder: Path, *, modes: Collection[str]) -> None:
         """Make the group of the uploads, if any mode needs it."""
         self._job = job
         self._folder = folder
-        self._modes = modes
         layout = job.attempt.layout
         self._rank, self._size = layout.rank, layout.world_size
         self._store = dist.PrefixStore(f"checkpoint/{job.attempt.index}", job.attempt.store())
@@ -74,12 +73,13 @@ class Saver:
         self._broken = ""
         """Why this attempt saves no more."""
 
-    def start(self) -> None:
-        """Start the process that writes, if a mode needs it, beside training.
+    def start(self, due: Collection[str]) -> None:
+        """Start the process that writes, if one of the modes that are `due` needs it.
 
-        torch starts it for the first save; so this one saves nothing that anybody would restore.
+        torch starts it for the first save, beside training; so this one saves nothing that anybody
+        would restore.
         """
-        if not any(mode in staging.IN_A_PROCESS for mode in self._modes):
+        if not any(mode in staging.IN_A_PROCESS for mode in due):
             return
         self._uploader = Uploader()
         pending = self._expect(0, "async-process")
@@ -217,8 +217,9 @@ class Saver:
         self._pending = None
 
     def close(self) -> None:
-        """Wait for what is being written, and end what writes."""
-        self.settle()
+        """Wait for the checkpoint that is being written, and end what writes."""
+        if self._pending is not None and self._pending.update > 0:
+            self.settle()
         self.abandon()
 
     def abandon(self) -> None:

@@ -96,7 +96,8 @@ class Trainer:
     def loop(self) -> None:
         """Train until the last update is committed, and write what the run was for."""
         job, last = self.job, self._run.spec.schedule.updates
-        self._saver.start()
+        modes = (self._mode(update) for update in range(job.frontier + 1, last + 1))
+        self._saver.start({mode for mode in modes if mode is not None})
         while job.frontier < last:
             try:
                 committed = self._update()
@@ -115,10 +116,14 @@ class Trainer:
         self._strategy.settle(job)
         self._measure("after")
 
+    def _mode(self, update: int) -> str | None:
+        """The mode in which update `update` is saved, None if it is not."""
+        spec = self._run.spec
+        return spec.saving.mode_after(update, first=spec.schedule.checkpoint_at)
+
     def _save(self) -> None:
         """Save a checkpoint if one is due."""
-        spec = self._run.spec
-        mode = spec.saving.mode_after(self.job.frontier, first=spec.schedule.checkpoint_at)
+        mode = self._mode(self.job.frontier)
         if mode is not None:
             self._saver.save(mode, self._root)
 

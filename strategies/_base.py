@@ -256,6 +256,8 @@ class Strategy:
     """Whether an envelope decides what it may do."""
     launcher_recovers: ClassVar[bool] = False
     """Whether that the launcher starts all ranks again is this contender's own way to recover."""
+    on_request: ClassVar[bool] = False
+    """Whether it takes part only where it is named."""
     gates_updates: ClassVar[bool] = False
     """Whether `may_commit` can say no, so that the loop must be able to take an update back."""
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import inspect
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from strategies._base import Outcome, Settings, Strategy, raising_environment
@@ -109,9 +110,13 @@ def _wrapper(inprocess: Any, attempt: Attempt) -> Any:
     if attempt.device.type == "cpu":
         os.environ.pop("LOCAL_RANK", None)
     accepted = inspect.signature(inprocess.Wrapper).parameters
-    return inprocess.Wrapper(
+    wrapper = inprocess.Wrapper(
         **{name: value for name, value in arguments.items() if name in accepted}
     )
+    left_out = sorted(arguments.keys() - accepted.keys())
+    if left_out:
+        warnings.warn(f"nvrx: this version takes no {', '.join(left_out)}", stacklevel=2)
+    return wrapper
 
 
 def _client_store(inprocess: Any) -> Any:
@@ -134,6 +139,8 @@ def _client_store(inprocess: Any) -> Any:
             )
             dist.PrefixStore.__init__(self, f"life{life}", client)
 
-    for store in (inprocess.store.TCPStore, inprocess.store.PrefixStore):
-        store.barrier = inprocess.store.StoreMixin.barrier
+    for name in ("TCPStore", "PrefixStore"):  # those that this version has
+        store = getattr(inprocess.store, name, None)
+        if store is not None:
+            store.barrier = inprocess.store.StoreMixin.barrier
     return ClientStore

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
 import pytest
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import state_dict_saver
 
-from harness import checkpoint
+from harness import checkpoint, options, plan, supervisor
+from harness.launching import Forks
+from harness.records import Digests, Event, read_lines
 from harness.saver import Saver
 from tests.distributed import ranks, trainee
 
@@ -62,7 +66,7 @@ class HeldBack:
 def save_and_restore(rank: Rank, folder: Path) -> dict[str, Any]:
     """Save update 2 beside training and 4 in it; restore both into a job of its own."""
     job, saver, notes = make(rank, folder)
-    saver.start()
+    saver.start(MODES)
     held = HeldBack()
     roots = {}
     for _ in range(4):
@@ -178,3 +182,100 @@ class TestGivenUp:
 
         assert [["rank 1: OSError: no space left"]] * 4 == [rank["reasons"] for rank in found]
         assert ["update-000002"] == found[0]["left"]
+
+
+UPDATES, KILLED_AFTER = 6, 4
+
+
+class Watch:
+    """Looks at a run as its events come: which processes upload, and which of them stay."""
+
+    def __init__(self) -> None:
+        self.first: set[int] = set()
+        self.left: set[int] = set()
+
+    def __call__(self, event: Event) -> None:
+        if event.event == "checkpoint_complete" and event.attempt == 0:
+            self.first |= uploaders()
+        if event.event == "finish":
+            self.left = {pid for pid in self.first if psutil.pid_exists(pid)}
+
+
+def uploaders() -> set[int]:
+    """Processes that ranks have spawned."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("spawn_main" in word for word in process.cmdline()):
+                found.add(process.pid)
+    return found
+
+
+class Killed(NamedTuple):
+    """A run in which a rank is killed right after the copy for the third checkpoint."""
+
+    status: int | None
+    events: list[Event]
+    digests: list[Digests]
+    watch: Watch
+
+    def select(self, name: str, attempt: int) -> list[Event]:
+        return [each for each in self.events if (each.event, each.attempt) == (name, attempt)]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    spec = options.make_spec(
+        updates=UPDATES,
+        checkpoint_at=2,
+        checkpoint_mode="async-process,async-cached,async-cached",
+        checkpoint_every=1,
+        fault=[f"kill@boundary:{KILLED_AFTER}"],
+    )
+    cold = plan.contenders(["cold"])
+    runs = plan.matrix_runs(spec, cold, spec.schedule.faults, backend="gloo")
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    watch = Watch()
+    with Forks() as forks:
+        status = supervisor.execute(runs[-1], folder, on_event=watch, launch=forks)
+    return Killed(
+        status,
+        read_lines(folder / "events.jsonl", Event),
+        read_lines(folder / "digests.jsonl", Digests),
+        watch,
+    )
+
+
+class TestInAProcess:
+    """By the harness: a rank of `ranks.run` is a daemon, which may have no children."""
+
+    def test_checkpoints_are_written(self, killed: Killed) -> None:
+        """The first by the process, the second into buffers that it shares."""
+        found = {each.update: each.mode for each in killed.select("checkpoint_complete", 0)}
+
+        assert 0 == killed.status
+        assert ("async-process", "async-cached") == (found[2], found[3])
+
+    def test_restart_loads_the_last_complete_one(self, killed: Killed) -> None:
+        """What was being written when the rank was killed is restored whole or not at all."""
+        complete = max(each.update or 0 for each in killed.select("checkpoint_complete", 0))
+        restored = {each.update for each in killed.select("restored", 1)}
+
+        assert 1 == len(restored)
+        assert restored <= set(range(complete, KILLED_AFTER + 1))
+        assert [UPDATES] * 4 == [each.update for each in killed.select("finish", 1)]
+
+    def test_replays_to_the_same_state(self, killed: Killed) -> None:
+        """Every update that was done twice has led to the same bits twice."""
+        roots: dict[tuple[int, int], list[str]] = {}
+        for each in killed.digests:
+            roots.setdefault((each.rank, each.update), []).append(each.root)
+        twice = [found for found in roots.values() if len(found) > 1]
+
+        assert all(len(set(found)) == 1 for found in roots.values())
+        assert twice or killed.select("restored", 1)[0].update == KILLED_AFTER
+
+    def test_uploading_processes_end_with_their_ranks(self, killed: Killed) -> None:
+        """Those of the ranks that were ended are gone before the run is."""
+        assert len(killed.watch.first) >= 4
+        assert set() == killed.watch.left
