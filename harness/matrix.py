@@ -19,7 +19,7 @@ from harness.records import SCHEMA_VERSION, Digests, Verdict, read_lines, write_
 from harness.spec import WRAPPERS, Fault, Mesh, Schedule, SpecError, choose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from harness.plan import Entry
@@ -86,8 +86,11 @@ def run(
     platform: Platform,
     folder: Path,
     progress: Progress,
+    check: Callable[[Spec], Spec],
 ) -> Matrix:
     """Run what is asked for, one wrapper after the other, and write the matrix of `folder`.
+
+    Before the first run every wrapper's specification goes through `check`.
 
     Raises:
         SpecError: a wrapper is unknown, or has its records there already for this torch.
@@ -100,16 +103,19 @@ def run(
     for place in places.values():
         if place.exists():
             raise SpecError(f"out: expected no {place.parent.name}/{place.name} yet; found {place}")
-    with Forks() as forks:
-        for name, place in places.items():
-            spec = dataclasses.replace(
-                base,
-                wrapper=name,
-                mesh=Mesh.parse(WRAPPERS[name]),
-                schedule=Schedule(
-                    updates=UPDATES, checkpoint_at=CHECKPOINT_AT, faults=tuple(planned[:1])
-                ),
+    # A fault inside an update, if any: it asks more of a workload of the user's own.
+    hardest = max(planned, key=lambda fault: fault.inside)
+    schedule = Schedule(updates=UPDATES, checkpoint_at=CHECKPOINT_AT, faults=(hardest,))
+    specs = [
+        check(
+            dataclasses.replace(
+                base, wrapper=name, mesh=Mesh.parse(WRAPPERS[name]), schedule=schedule
             )
+        )
+        for name in places
+    ]
+    with Forks() as forks:
+        for spec, place in zip(specs, places.values(), strict=True):
             _run_wrapper(spec, entries, planned, platform, place, progress, forks)
     return finish(folder)
 

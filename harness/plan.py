@@ -94,6 +94,11 @@ def _references(spec: Spec, block: int, backend: str) -> list[RunSpec]:
     ]
 
 
+def reference_run(spec: Spec, *, backend: str) -> RunSpec:
+    """Plan one uninterrupted run of the reference."""
+    return _references(spec, 0, backend)[0]
+
+
 def run_name(block: int, label: str) -> str:
     """Name of a run, and of its folder."""
     return f"{block}-{label}"

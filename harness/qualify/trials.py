@@ -144,8 +144,6 @@ def planned(  # noqa: PLR0917  one trial in one line
         **made.settings,
         **(_FORWARD if fault.phase == "forward" else {}),
         **policy.settings,
-        # Nothing is timed, so nothing is measured that times are compared with.
-        "options": {**made.settings["options"], "floor": False},
         "environment": {
             **made.settings["environment"],
             "ACCELPACT_EVENTS": str(runs / made.name),
