@@ -14,11 +14,9 @@ from accelpact._errors import EXIT_STATUS, Reason
 from accelpact._messages import RELEASE, Notice, Standing
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
+    from accelpact._board import Board
     from accelpact._control import ControlPlane
 
-_FOREVER = timedelta(days=30)
 _POLL_S = 50e-6
 _LOOK_S = 0.005
 _AGAIN_S = 0.25
@@ -28,15 +26,15 @@ _AGAIN_S = 0.25
 class Answering:
     """The control thread of one rank. What it decides is told in `accelpact._control`."""
 
-    def __init__(self, plane: ControlPlane, store: Store) -> None:
+    def __init__(self, plane: ControlPlane, board: Board) -> None:
         """Start the thread.
 
         Args:
             plane: the control plane that this belongs to.
-            store: a client that nobody else uses.
+            board: a client that nobody else uses.
         """
         self._plane = plane
-        self._store = store
+        self._board = board
         self._called_back = 0
         self._thread = threading.Thread(target=self._serve, name="accelpact-control", daemon=True)
         self._thread.start()
@@ -56,11 +54,9 @@ class Answering:
 
     def _answer(self, generation: int) -> bool:
         """Wait for the next generation and see it through; whether there is to be another."""
-        self._store.set_timeout(_FOREVER)
-        told = self._store.get(f"wake/{generation}/{self._plane.rank}")
-        if self._plane.closing:
+        notice = self._board.await_notice(generation)
+        if notice is None or self._plane.closing:
             return False
-        notice = Notice.decode(told)
         self._plane.on_notice(notice)
         if self._plane.rank in self._plane.closure(notice.ranks):
             self._take_part(notice)
@@ -78,7 +74,7 @@ class Answering:
                 self._plane.changed.wait_for(
                     lambda: self._plane.heard >= generation, self._plane.deadline.total_seconds()
                 )
-        self._forget(generation)
+        self._board.forget(generation, ended=self._plane.ended)
         # The farewell of a rank that closed meanwhile went to a key that was read already.
         return not self._plane.closing
 
@@ -96,13 +92,13 @@ class Answering:
         self._settle()
         # A step that hangs may yet be applied: the frontier it would reach counts.
         frontier = self._plane.boundary.frontier + self._plane.boundary.stepping
-        self._plane.publish(self._store, notice.generation, Standing(frontier=frontier))
+        self._board.publish(notice.generation, Standing(frontier=frontier))
 
     def _overhear(self, generation: int) -> str | None:
         """Wait until a repair of others is over, however it ends; None if nobody says."""
         try:
-            self._store.set_timeout(self._plane.patience + self._plane.deadline)
-            return str(self._store.get(f"verdict/{generation}").decode())
+            patience = self._plane.patience + self._plane.deadline
+            return self._board.verdict(generation, patience=patience)
         except dist.DistStoreError:
             return None
 
@@ -168,35 +164,33 @@ class Answering:
 
     def _verdict(self, notice: Notice) -> str:
         """Wait for the verdict; end this process if it is not the release."""
-        key = f"verdict/{notice.generation}"
         patience = self._plane.patience + self._plane.deadline
         end = time.monotonic() + patience.total_seconds()
-        self._call_again(notice, key, end)
+        self._call_again(notice, end)
         try:
-            left = max(end - time.monotonic(), _POLL_S)
-            self._store.wait([key], timedelta(seconds=left))
+            left = timedelta(seconds=max(end - time.monotonic(), _POLL_S))
+            verdict = self._board.verdict(notice.generation, patience=left)
         except dist.DistStoreError as error:
             self._die(
                 f"expected a verdict on generation {notice.generation} within "
                 f"{patience.total_seconds():g} s; {error}",
                 trigger=notice.trigger,
             )
-        verdict = str(self._store.get(key).decode())
         if verdict != RELEASE:
             self._die(verdict, trigger=notice.trigger)
         return verdict
 
-    def _call_again(self, notice: Notice, key: str, end: float) -> None:
+    def _call_again(self, notice: Notice, end: float) -> None:
         """Interrupt a training thread that was called back until it comes: a cut can miss.
 
         It is asked of the kernel which connections there are, while other threads open and close
-        some; and the thread may have been between two collectives. A verdict, which `key` holds,
-        or the time `end` makes further calls useless.
+        some; and the thread may have been between two collectives. A verdict, or the time `end`,
+        makes further calls useless.
         """
         again = time.monotonic() + _AGAIN_S
         while self._called_back == notice.generation > self._plane.joined:
             now = time.monotonic()
-            if now >= end or self._store.check([key]):
+            if now >= end or self._board.has_verdict(notice.generation):
                 return
             if now >= again:
                 self._interrupt(notice)
@@ -213,19 +207,6 @@ class Answering:
         end = time.monotonic() + self._plane.patience.total_seconds() / 2
         while (boundary.stepping or boundary.frontier < limit) and time.monotonic() < end:
             time.sleep(_POLL_S)
-
-    def _forget(self, generation: int) -> None:
-        """Delete what generation `generation` left in the store, once all have read its verdict."""
-        self._store.delete_key(f"wake/{generation}/{self._plane.rank}")
-        self._store.delete_key(f"standing/{generation}/{self._plane.rank}")
-        if self._store.add(f"over/{generation}", 1) < self._plane.world_size:
-            return
-        for name in ("claim", "done", "verdict", "over"):
-            self._store.delete_key(f"{name}/{generation}")
-        # Named by the backend, so they are looked up; torch before 2.9 cannot.
-        for key in getattr(self._store, "list_keys", list)():
-            if key.startswith(f"rendezvous/{generation}/"):
-                self._store.delete_key(key)
 
     def _die(self, reason: str, *, trigger: str = "store") -> NoReturn:
         """End this process: its training thread may be blocked and cannot be asked."""

@@ -32,29 +32,11 @@ verdict `abort` for all. Outside a repair, a rank that hangs in an update or a
 collective while one that it depends on is silent ends its chain the same way.
 
 Per update the cost is a few attribute stores and tests: no collective, no message.
-
-Keys, below a prefix of the job's attempt, g being the generation:
-
-====================  =====================================================
-`groups/<rank>`       groups of the model on `rank`
-`beat/<rank>`, `ends` heartbeats, and who has ended
-`claim/<g>`           the group that generation g repairs
-`wake/<g>/<rank>`     the failure notice for `rank` (or a farewell, at close)
-`standing/<g>/<rank>` where `rank` is: a member's training thread has come, or another's pledge
-`done/<g>`            counts members whose replacement works
-`verdict/<g>`         `release`, or `abort` with the reason
-`over/<g>`            counts ranks that have read the verdict
-`rendezvous/<g>/...`  where the members of the replacement meet
-====================  =====================================================
-
-The last rank to read the verdict on generation g deletes the keys of g.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import json
 import threading
 import time
 from datetime import timedelta
@@ -63,6 +45,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from accelpact._answering import Answering
+from accelpact._board import Board
 from accelpact._chains import Chains
 from accelpact._errors import Reason, Rejected, UpdateInterrupted
 from accelpact._messages import BOUNDARY, RELEASE, Notice, Standing
@@ -150,13 +133,19 @@ class ControlPlane:
         self.on_notice = on_notice
         self.on_release = on_release
         self._chains: Chains | None = None
-        self._main = dist.PrefixStore(prefix, store())
-        self._main.set_timeout(self.deadline)
-        # For calls that never wait, from any thread.
-        self._aside = dist.PrefixStore(prefix, store())
-        self._aside.set_timeout(self.deadline)
-        self._vigil = Vigil(self, self._aside, silence=silence)
-        self._answering = Answering(self, dist.PrefixStore(prefix, store()))
+        self._main, aside, answering = (
+            Board(
+                dist.PrefixStore(prefix, store()),
+                rank=rank,
+                world_size=world_size,
+                deadline=self.deadline,
+            )
+            for _ in range(3)
+        )
+        self._aside = aside
+        """For calls that never wait, from any thread."""
+        self._vigil = Vigil(self, aside.store, silence=silence)
+        self._answering = Answering(self, answering)
 
     def meet(self, groups: Sequence[Sequence[int]], *, envelope: str = "") -> set[str]:
         """Meet all of W once, by the calls that a repair makes; a collective of all ranks.
@@ -174,19 +163,10 @@ class ControlPlane:
         Raises:
             Rejected: `reject_deadline`, if a rank does not come.
         """
-        self._main.compare_set("claim/0", "", "rehearsal")
-        self._main.set(f"groups/{self.rank}", json.dumps([list(each) for each in groups]))
-        own = Standing(frontier=self.boundary.frontier, envelope=envelope)
-        self.publish(self._main, 0, own)
         everyone = range(self.world_size)
+        self._main.rehearse(groups, Standing(frontier=self.boundary.frontier, envelope=envelope))
         envelopes = {each.envelope for each in self._standings(0, everyone).values()}
-        published = [f"groups/{rank}" for rank in everyone]
-        models = map(json.loads, self._main.multi_get(published))
-        self._chains = Chains(self.world_size, itertools.chain.from_iterable(models))
-        if self._main.add("over/0", 1) == self.world_size:
-            standings = [f"standing/0/{rank}" for rank in everyone]
-            for name in ("claim/0", "over/0", *published, *standings):
-                self._main.delete_key(name)
+        self._chains = Chains(self.world_size, self._main.end_rehearsal())
         self._vigil.start()
         return envelopes
 
@@ -280,17 +260,16 @@ class ControlPlane:
             if notice is not None and notice.group != group:
                 return notice
 
-    def _claim(self, store: Store, generation: int, group: str) -> str:
+    def _claim(self, board: Board, generation: int, group: str) -> str:
         """Return which group has `generation`, claimed for `group` if none had; "" if it is over.
 
         Its keys are deleted once it is over on all ranks, so that it would look unclaimed.
         """
-        key = f"claim/{generation}"
-        owner = store.compare_set(key, "", group).decode()
+        owner = board.claim(generation, group)
         if self.released < generation:
-            return str(owner)
+            return owner
         if owner == group:
-            store.delete_key(key)
+            board.disclaim(generation)
         return ""
 
     def _is_settled(self, generation: int) -> bool:
@@ -319,8 +298,7 @@ class ControlPlane:
             refused=refused,
             phase=phase,
         )
-        keys = [f"wake/{generation}/{rank}" for rank in range(self.world_size)]
-        self._aside.multi_set(keys, [notice.encode()] * len(keys))
+        self._aside.announce(notice)
 
     def admit(
         self,
@@ -340,31 +318,22 @@ class ControlPlane:
         standing = Standing(
             frontier=self.boundary.frontier, completed=completed, groups=tuple(groups)
         )
-        self.publish(self._main, generation, standing)
+        self._main.publish(generation, standing)
         # In this order, and `Answering` in the other: a notice that comes late does not stay.
         with self.interrupting:
             self.joined = generation
         self.pending = None
         return self._standings(generation, self.closure(ranks))
 
-    def publish(self, store: Store, generation: int, standing: Standing) -> None:
-        """Say where this rank is."""
-        store.multi_set([f"standing/{generation}/{self.rank}"], [standing.encode()])
-
     def _standings(self, generation: int, ranks: Sequence[int]) -> dict[int, Standing]:
-        keys = [f"standing/{generation}/{rank}" for rank in ranks]
-        self._main.set_timeout(self.patience)
         try:
-            values = self._main.multi_get(keys)
+            return self._main.standings(generation, ranks, patience=self.patience)
         except dist.DistStoreError as error:
             raise Rejected(
                 Reason.DEADLINE,
-                f"expected all {len(keys)} ranks that depend on the group to come within "
+                f"expected all {len(ranks)} ranks that depend on the group to come within "
                 f"{self.patience.total_seconds():g} s; {error}",
             ) from None
-        finally:
-            self._main.set_timeout(self.deadline)
-        return dict(zip(ranks, map(Standing.decode, values), strict=True))
 
     def refuse(self, group: str, ranks: Sequence[int], reason: str, *, trigger: str) -> None:
         """End all that depend on `ranks`, this rank among them; from any thread.
@@ -410,12 +379,11 @@ class ControlPlane:
         Raises:
             Rejected: a peer aborted, or did not report in time.
         """
-        key = f"verdict/{generation}"
         try:
-            if self._main.add(f"done/{generation}", 1) == members:
-                verdict = self._main.compare_set(key, "", RELEASE).decode()
+            if self._main.count_done(generation) == members:
+                verdict = self._main.give_verdict(generation, RELEASE)
             else:
-                verdict = self._main.get(key).decode()
+                verdict = self._main.verdict(generation)
         except dist.DistStoreError as error:
             raise Rejected(
                 Reason.DEADLINE,
@@ -431,11 +399,10 @@ class ControlPlane:
 
     def abort(self, generation: int, reason: str) -> str:
         """Tell all that take part that `generation` failed; return the verdict that stands."""
-        key = f"verdict/{generation}"
         try:
-            verdict = str(self._aside.compare_set(key, "", f"abort: {reason}").decode())
+            verdict = self._aside.give_verdict(generation, f"abort: {reason}")
             if verdict != RELEASE and self.released >= generation:
-                self._aside.delete_key(key)  # released, and deleted before this looked
+                self._aside.withdraw_verdict(generation)  # released, and forgotten before this
                 return RELEASE
         except dist.DistError:
             return ""  # without a control plane, peers run into their own deadline
@@ -443,7 +410,12 @@ class ControlPlane:
 
     def rendezvous(self, generation: int, group: str) -> Store:
         """Return a store in which the replacement of `group` meets; new for every generation."""
-        return dist.PrefixStore(f"rendezvous/{generation}/{group}/", self._main)
+        return self._main.rendezvous(generation, group)
+
+    @property
+    def ended(self) -> set[int]:
+        """Ranks that have said farewell, as far as this rank has heard."""
+        return self._vigil.ended
 
     def close(self) -> None:
         """Say farewell and end the threads; whoever has no need of this rank is not disturbed."""
@@ -451,7 +423,7 @@ class ControlPlane:
         patience = self.deadline.total_seconds()
         try:
             # First to the end of a repair that this rank has pledged for, if there is one.
-            self._aside.set(f"wake/{self.released + 1}/{self.rank}", "farewell")
+            self._aside.say_farewell(self.released + 1)
             self._answering.join(patience)
             self._vigil.close(patience)
         except dist.DistError:

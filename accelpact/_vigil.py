@@ -40,6 +40,11 @@ class Vigil:
         """Go on beating and watching, once every rank has beaten."""
         self._heartbeat.start()
 
+    @property
+    def ended(self) -> set[int]:
+        """Ranks that have said farewell: their threads have ended, and read nothing more."""
+        return {rank for rank, how in self._heartbeat.ended.items() if how == "gone"}
+
     def close(self, patience: float) -> None:
         """Say farewell; wait `patience` seconds at most for the thread."""
         self._heartbeat.close(patience)

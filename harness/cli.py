@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import warnings
 from collections.abc import Callable
@@ -69,12 +70,16 @@ def compare(  # noqa: PLR0917  typer reads the options off the signature
     wrapper: options.Wrapper = "fsdp1",
     updates: options.Updates = None,
     checkpoint_at: options.CheckpointAt = None,
+    checkpoint_mode: options.CheckpointMode = "sync",
+    checkpoint_every: options.CheckpointEvery = None,
     fault: options.Faults = None,
     device: options.Device = "cpu",
     dtype: options.Dtype = None,
     activation_checkpointing: options.ActivationCheckpointing = None,
     seed: options.Seed = 1,
     data: options.Data = None,
+    compiled: options.Compiled = False,
+    envelope: options.Envelope = None,
     group_timeout: options.GroupTimeout = 3.0,
     soft_timeout: options.SoftTimeout = 10.0,
     hard_timeout: options.HardTimeout = 20.0,
@@ -101,12 +106,16 @@ def run(  # noqa: PLR0917  as above
     wrapper: options.Wrapper = "fsdp1",
     updates: options.Updates = None,
     checkpoint_at: options.CheckpointAt = None,
+    checkpoint_mode: options.CheckpointMode = "sync",
+    checkpoint_every: options.CheckpointEvery = None,
     fault: options.Faults = None,
     device: options.Device = "cpu",
     dtype: options.Dtype = None,
     activation_checkpointing: options.ActivationCheckpointing = None,
     seed: options.Seed = 1,
     data: options.Data = None,
+    compiled: options.Compiled = False,
+    envelope: options.Envelope = None,
     group_timeout: options.GroupTimeout = 3.0,
     soft_timeout: options.SoftTimeout = 10.0,
     hard_timeout: options.HardTimeout = 20.0,
@@ -157,6 +166,7 @@ def tune(
 @guarded
 def matrix(
     strategies: options.Strategies = "",
+    workload: options.Workload = "tiny",
     wrappers: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     faults: Annotated[str, typer.Option(help="KIND@PHASE, comma-separated; default all.")] = "",
     out: options.MatrixOut = options.REPORTS / "verdicts",
@@ -173,17 +183,118 @@ def matrix(
     from strategies import Platform
 
     found = verdicts.run(
-        options.make_spec(),
+        options.make_spec(workload=workload),
         plan.contenders(_names(strategies)),
         wrappers=_names(wrappers) or list(WRAPPERS),
         strikes=_names(faults) or verdicts.STRIKES,
         platform=Platform(device="cpu", backend=environment.backend_for("cpu", world_size=4)),
         folder=out,
         progress=Progress(),
+        check=functools.partial(options.check_machine, refuse=CannotRunHere),
     )
     typer.echo((out / verdicts.MATRIX).read_text())
     if verdicts.unexpected(found):
         raise typer.Exit(EXIT_UNEXPECTED)
+
+
+@app.command()
+@guarded
+def qualify(  # noqa: PLR0917  as above
+    out: Annotated[Path | None, typer.Option(help="The envelope file to write.")] = None,
+    rows: Annotated[
+        str, typer.Option(help="Comma-separated; default all: ddp,fsdp2,fsdp1,compiled.")
+    ] = "",
+    faults: Annotated[str, typer.Option(help="KIND@PHASE, comma-separated; default all.")] = "",
+    trials: Annotated[int, typer.Option(help="How often every policy is tried.")] = 1,
+    limit: Annotated[float, typer.Option(help="Minutes; what is left then is not tried.")] = 10.0,
+    workload: options.Workload = "tiny",
+    device: options.Device = "cpu",
+    records: Annotated[
+        Path | None, typer.Option(help="Folder to keep the runs' records in; default none.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Run nothing; set out what this file holds.")
+    ] = None,
+) -> None:
+    """Try on this machine what recovers from which failure, and write what was proven to a file.
+
+    With that file (`ACCELPACT_ENVELOPE`, or `--envelope` of `compare` and of the runtime) nothing
+    else is done about a failure.
+
+    Example: accelpact qualify --out envelope.json
+    """
+    from accelpact import _envelope
+    from harness import qualify as qualification
+    from harness.qualify import command
+
+    if report is not None:
+        try:
+            typer.echo(qualification.render(_envelope.read(report)), nl=False)
+        except _envelope.EnvelopeError as error:
+            raise SpecError(f"report: {error}") from None
+        return
+    wrong = command.qualify(
+        out=out,
+        rows=_names(rows),
+        faults=_names(faults),
+        num_trials=trials,
+        limit_s=60 * limit,
+        workload=workload,
+        device=device,
+        records=records,
+        refuse=CannotRunHere,
+    )
+    assert out is not None
+    typer.echo(qualification.render(_envelope.read(out)), nl=False)
+    for line in wrong:
+        typer.echo(f"unexpected: {line}")
+    if wrong:
+        raise typer.Exit(EXIT_UNEXPECTED)
+
+
+@app.command()
+@guarded
+def checkpoints(  # noqa: PLR0917  as above
+    workload: options.Workload = "tiny",
+    rounds: Annotated[int, typer.Option(help="How often every mode has its turn.")] = 6,
+    saves: Annotated[int, typer.Option(help="Saves in one turn.")] = 4,
+    mesh: options.MeshOption = None,
+    wrapper: options.Wrapper = "fsdp1",
+    device: options.Device = "cpu",
+    dtype: options.Dtype = None,
+    seed: options.Seed = 1,
+    data: options.Data = None,
+    out: options.Out = None,
+) -> None:
+    """Measure what a checkpoint costs in every mode, in one run that takes the modes in turn.
+
+    Example: accelpact checkpoints --workload decoder-32l --out reports/checkpoints
+    """
+    from harness import checkpoint_costs, environment
+    from harness.progress import Progress
+    from strategies import Platform
+
+    spec = options.make_spec(
+        workload=workload,
+        mesh=mesh,
+        wrapper=wrapper,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        data=data,
+        checkpoint_mode=",".join(checkpoint_costs.MODES),
+    )
+    spec = options.check_machine(spec, refuse=CannotRunHere)
+    backend = environment.backend_for(device, world_size=spec.mesh.world_size)
+    planned = checkpoint_costs.planned(spec, rounds=rounds, saves=saves, backend=backend)
+    folder = options.output_folder(out, f"checkpoints-{_in_a_path(spec.workload)}-{device}")
+    checkpoint_costs.run(
+        planned,
+        platform=Platform(device=device, backend=backend),
+        folder=folder,
+        progress=Progress(),
+    )
+    typer.echo((folder / checkpoint_costs.TABLE).read_text())
 
 
 @app.command()
@@ -198,16 +309,21 @@ def report(
 
     Example: accelpact report reports/mine --check
     """
+    from harness import checkpoint_costs
     from harness import compare as comparison
     from harness import matrix as verdicts
 
     if not folder.is_dir():
         raise SpecError(f"folder: expected a comparison's folder; found none at {folder}")
-    is_matrix = verdicts.is_matrix(folder)
-    kind = verdicts if is_matrix else comparison
+    kind: Any = comparison
+    written = "report.md"
+    if verdicts.is_matrix(folder):
+        kind, written = verdicts, verdicts.MATRIX
+    elif checkpoint_costs.is_costs(folder):
+        kind, written = checkpoint_costs, checkpoint_costs.TABLE
     if not check:
         kind.finish(folder)
-        typer.echo(folder / (verdicts.MATRIX if is_matrix else "report.md"))
+        typer.echo(folder / written)
         return
     wrong = kind.check(folder)
     for name in wrong:
@@ -336,7 +452,7 @@ def _compare(spec: Any, names: list[str], *, out: Path | None) -> None:
     from harness import plan
 
     entries = plan.contenders(names)
-    folder = options.output_folder(out, f"{spec.preset}-{spec.workload}-{spec.device}")
+    folder = options.output_folder(out, f"{spec.preset}-{_in_a_path(spec.workload)}-{spec.device}")
     summary = _run(spec, entries, folder, _title(spec))
     typer.echo((folder / "report.md").read_text().split("\n## ", 2)[0].rstrip())
     typer.echo(f"\nreport: {folder / 'report.md'}")
@@ -355,12 +471,17 @@ def _run(spec: Any, entries: list[Any], folder: Path, title: str) -> Any:
     from harness.progress import Progress
     from strategies import Platform
 
-    options.check_machine(spec, refuse=CannotRunHere)
+    spec = options.check_machine(spec, refuse=CannotRunHere)
     backend = environment.backend_for(spec.device, world_size=spec.mesh.world_size)
     platform = Platform(device=spec.device, backend=backend)
     return comparison.run(
         spec, entries, platform=platform, folder=folder, title=title, progress=Progress()
     )
+
+
+def _in_a_path(text: str) -> str:
+    """`mine.py:build` as part of a folder's name."""
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def _title(spec: Any) -> str:

@@ -2,13 +2,14 @@
 
 A rank that torchrun starts imports torch for seconds; a fork starts in milliseconds. What a
 restart costs is not the same, so comparisons do not use this: it is for trials in which only the
-verdict counts.
+verdict counts. Ranks know it by `UNTIMED_VARIABLE` and measure nothing beside the training.
 
 Usage: python -m harness.forking, one request per line on stdin, one exit status on stdout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.layout import FIRST_RANK
-from harness.processes import GRACE_S, die_with_parent
+from harness.processes import GRACE_S, die_with_parent, end_with_parent
+from harness.worker import UNTIMED_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +35,7 @@ def main() -> None:
     die_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what an import prints is no answer
-    _preload()
+    preload()
     for line in sys.stdin.buffer:
         pid = os.fork()
         if pid == 0:
@@ -41,10 +43,17 @@ def main() -> None:
         answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
 
 
-def _preload() -> None:
-    import harness.train  # noqa: F401  the forks have what the loop needs
-    import strategies
+def preload() -> None:
+    """Import what ranks need, which their forks then have; it starts no thread."""
+    import torch._dynamo  # noqa: F401  DDP and the optimizers import it when they are made
 
+    import harness.train  # noqa: F401  the loop
+    import strategies
+    from harness.spec import WRAPPERS
+    from harness.workload import wrappers
+
+    for name in WRAPPERS:
+        wrappers.find(name)
     for name in strategies.names():
         strategies.find(name)
 
@@ -123,6 +132,7 @@ def _fork(request: Mapping[str, Any], rank: int, restart: int) -> int:
         MASTER_PORT=port,
         TORCHELASTIC_RESTART_COUNT=str(restart),
         TORCHELASTIC_MAX_RESTARTS=str(request["max_restarts"]),
+        **{UNTIMED_VARIABLE: "1"},
     )
     worker.main(Path(request["folder"]))
     raise AssertionError
@@ -157,5 +167,8 @@ def _end(left: set[int]) -> None:
             time.sleep(_POLL_S)
 
 
+if __name__ == "__mp_main__":  # imported by a process that a rank has spawned
+    end_with_parent()
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):  # its parent says so, once
+        main()

@@ -55,14 +55,18 @@ def num_launchers(run: RunSpec) -> int:
 
 
 def torchrun(run: RunSpec, folder: Path, environment: Mapping[str, str], log: Path) -> Launched:
-    """Start torch's elastic launcher, as often as there are launchers."""
+    """Start torch's elastic launcher, or the one like it that the contender names.
+
+    As often as there are launchers.
+    """
     options = run.settings["options"]
-    interval = options.get("monitor_interval", 0.1) if isinstance(options, dict) else 0.1
     number = num_launchers(run)
     num_ranks = run.spec.mesh.world_size // number
     command = [
         *(sys.executable, "-m", "harness.launcher", str(num_ranks)),
-        *(str(run.settings["max_restarts"]), str(interval), str(folder)),
+        *(str(run.settings["max_restarts"]), str(options.get("monitor_interval", 0.1))),
+        *(str(folder), options.get("launcher", "torch.distributed.run")),
+        *options.get("launcher_arguments", []),
     ]
     with log.open("ab") as output:
         return _Torchruns([

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 
 from harness.events import Recorder
 from harness.layout import FIRST_RANK
-from harness.processes import die_with_parent
+from harness.processes import die_with_parent, end_with_parent
 from strategies import root_cause
 
 if TYPE_CHECKING:
     from harness.spec import RunSpec
     from strategies import Attempt, Strategy
 
+UNTIMED_VARIABLE = "ACCELPACT_UNTIMED"
+"""Set where times mean nothing."""
 _EXIT_RECOVERY = 75
 """Exit status of a rank whose strategy gives the failure to the launcher."""
 _MUST_END = "RankMustEnd"
@@ -95,7 +97,11 @@ class _Rank:
         trainer = Trainer(
             self._run, self._strategy, attempt, recorder=self._recorder, folder=self._folder
         )
-        trainer.loop()
+        try:
+            trainer.loop()
+        except BaseException:
+            trainer.abandon()
+            raise
         with _bounded(self._recorder):
             trainer.tear_down()
 
@@ -130,6 +136,7 @@ def _first_attempt(run: RunSpec, restart: int) -> Attempt:
         settings=msgspec.convert(run.settings, strategies.Settings),
         store=store,
         store_address=(host, int(port)),
+        timed=UNTIMED_VARIABLE not in os.environ,
     )
 
 
@@ -154,6 +161,8 @@ class _bounded:  # noqa: N801  reads as a statement
         os._exit(0)
 
 
+if __name__ == "__mp_main__":  # imported by a process that a rank has spawned
+    end_with_parent()
 if __name__ == "__main__":
     die_with_parent()
     main(Path(sys.argv[1]))

@@ -154,6 +154,8 @@ class Attempt:
     """Gives a new client of the store that the supervisor hosts."""
     store_address: tuple[str, int]
     """Host and port of that store."""
+    timed: bool = True
+    """Whether anybody looks at the times of this run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,8 +249,15 @@ class Strategy:
     """The verdict that a run with a fault inside an update should get."""
     expected_killed: ClassVar[str] = "rejected"
     """The verdict that a run in which a rank is killed should get."""
+    expected_step: ClassVar[str] = "rejected"
+    """The verdict that a run should get in which the optimizer's step fails after it has written
+    weights."""
+    asks_envelope: ClassVar[bool] = False
+    """Whether an envelope decides what it may do."""
     launcher_recovers: ClassVar[bool] = False
     """Whether that the launcher starts all ranks again is this contender's own way to recover."""
+    on_request: ClassVar[bool] = False
+    """Whether it takes part only where it is named."""
     gates_updates: ClassVar[bool] = False
     """Whether `may_commit` can say no, so that the loop must be able to take an update back."""
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}

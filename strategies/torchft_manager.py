@@ -88,7 +88,6 @@ class TorchftManager(Strategy):
     def services(self, layout: Layout) -> Iterator[Mapping[str, str]]:
         """Run the lighthouse, which finds out who takes part."""
         with _environment(_QUIET):  # read when torchft is imported
-            # integration: begin
             from torchft.coordination import LighthouseServer
 
         lighthouse = LighthouseServer(
@@ -98,14 +97,11 @@ class TorchftManager(Strategy):
             quorum_tick_ms=10,
             heartbeat_timeout_ms=2000,
         )
-        # integration: end
         try:
             # The address that it gives has the machine's name, which need not resolve.
             yield {_LIGHTHOUSE: f"http://{_HOST}:{lighthouse.address().rsplit(':', 1)[1]}"}
         finally:
-            # integration: begin
             lighthouse.shutdown()
-            # integration: end
 
     def connect(self, attempt: Attempt) -> Groups:
         """Use torch's groups for the shards and the manager's for the replicas."""
@@ -114,7 +110,6 @@ class TorchftManager(Strategy):
         self._job: Job | None = None
         self._failure: Exception | None = None
         self._meeting = attempt.store()
-        # integration: begin
         import torch.distributed as dist
         from torchft.process_group import ManagedProcessGroup
 
@@ -127,23 +122,17 @@ class TorchftManager(Strategy):
         self._manager = self._make_manager(attempt)
         group = ReplicateGroup(self._manager)
         group.register("replicate")
-        # integration: end
         if layout.shard_size > 1:
             return Groups(replicate=group, shard=shard)
-        # integration: begin
         return Groups(replicate=group, shard=shard, ddp=dist.group.WORLD, ddp_hook=(self, _average))
-        # integration: end
 
     def average(self, gradients: Tensor) -> None:
         """Average over the replicas; before training begins there is no quorum that could."""
-        # integration: begin
         if self._job is not None:
             self._manager.allreduce(gradients).wait()
-        # integration: end
 
     def _make_manager(self, attempt: Attempt) -> Any:
         layout, options = attempt.layout, attempt.settings.options
-        # integration: begin
         from torchft import Manager
         from torchft.checkpointing import HTTPTransport
         from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
@@ -187,11 +176,9 @@ class TorchftManager(Strategy):
             init_sync=False,
             max_retries=5,
         )
-        # integration: end
 
     def _serve_store(self, attempt: Attempt) -> int:
         """Give each replica group a store of its own, as the manager wants it."""
-        # integration: begin
         import torch.distributed as dist
 
         key = f"torchft/{attempt.index}/{attempt.layout.replica}"
@@ -199,31 +186,25 @@ class TorchftManager(Strategy):
             self._store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
             self._meeting.set(key, str(self._store.port))
         return int(self._meeting.get(key))
-        # integration: end
 
     def attach(self, job: Job) -> None:
         """Tell the manager where training is."""
         self._job = job
-        # integration: begin
         self._manager.load_state_dict({"step": job.frontier, "batches_committed": 0})
-        # integration: end
 
     def _state(self) -> dict[str, Tensor | int]:
         """What a replica that fell behind gets from one that did not: all but random states."""
         assert self._job is not None
-        # integration: begin
         return {
             name: value if isinstance(value, int) else _local(value).clone()
             for name, value in self._job.state().items()
             if not name.startswith("rng/")
         }
-        # integration: end
 
     def _load(self, state: Mapping[str, Tensor | int]) -> None:
         """Take what another replica's `_state` gave, and this rank's own random state."""
         job = self._job
         assert job is not None
-        # integration: begin
         _allocate(job, state)
         own = job.state()
         for name, value in state.items():
@@ -232,7 +213,6 @@ class TorchftManager(Strategy):
         job.loader.load_state_dict({"cursor": state["cursor"]})
         job.frontier = self._manager.current_step()
         complete = self._take_random(job)
-        # integration: end
         tensors = [value for value in state.values() if not isinstance(value, int)]
         job.emit(
             "healed",
@@ -243,15 +223,12 @@ class TorchftManager(Strategy):
 
     def committed(self, job: Job) -> None:
         """Keep this rank's random state: no other has it, if this process dies."""
-        # integration: begin
         if job.attempt.settings.options["keep_random"]:
             states = {name: bytes(value.numpy()) for name, value in _random(job).items()}
             self._meeting.set(_random_key(job), pickle.dumps((job.frontier, states)))
-        # integration: end
 
     def _take_random(self, job: Job) -> bool:
         """Go on with the random state that the process before this one had; say if it is there."""
-        # integration: begin
         import torch
 
         if not self._meeting.check([_random_key(job)]):
@@ -263,32 +240,25 @@ class TorchftManager(Strategy):
             setter = torch.cuda.set_rng_state if name == "rng/cuda" else torch.set_rng_state
             setter(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         return True
-        # integration: end
 
     def begin(self, job: Job) -> None:
         """Start the quorum of the next update; a failure since the last one spoils it."""
         before = self._communicator.num_connected
-        # integration: begin
         self._manager.start_quorum()
         if self._failure is not None:
             self._manager.wait_quorum()
             if self._communicator.num_connected == before:  # else what failed is gone
                 self._manager.report_error(self._failure)
             self._failure = None
-        # integration: end
 
     def swallowed(self, job: Job) -> BaseException | None:
         """Look at the manager: a collective that fails returns normally."""
-        # integration: begin
         found = self._manager.errored()
         return None if found is None else found.original_exception
-        # integration: end
 
     def may_commit(self, job: Job) -> bool:
         """Have the replica group vote."""
-        # integration: begin
         return bool(self._manager.should_commit())
-        # integration: end
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """Go on: the next quorum connects anew. What raised inside an update ends this replica.
@@ -304,9 +274,7 @@ class TorchftManager(Strategy):
 
     def close(self, job: Job) -> None:
         """End the manager's threads and servers."""
-        # integration: begin
         self._manager.shutdown(wait=False)
-        # integration: end
 
 
 @contextlib.contextmanager
@@ -331,7 +299,6 @@ def _local(value: Tensor | int) -> Tensor:
 
 def _allocate(job: Job, state: Mapping[str, Tensor | int]) -> None:
     """Give the optimizer the state that its first step would, where `state` has some."""
-    # integration: begin
     import torch
 
     own = job.state()
@@ -342,7 +309,6 @@ def _allocate(job: Job, state: Mapping[str, Tensor | int]) -> None:
             alike = value.shape == _local(parameters[path]).shape
             new = torch.zeros_like(parameters[path] if alike else value)
             job.optimizer.state[parameters[path]][kind] = new.detach()
-    # integration: end
 
 
 def _random(job: Job) -> dict[str, Tensor]:
@@ -362,7 +328,6 @@ def _average(strategy, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001,
 
     The future is completed by hand: the manager's own can hang in DDP.
     """
-    # integration: begin
     import torch
 
     gradients = bucket.buffer()
@@ -370,4 +335,3 @@ def _average(strategy, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001,
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(gradients)
     return future
-    # integration: end

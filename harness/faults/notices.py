@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed as dist
 
@@ -45,6 +45,12 @@ class Notices:
         job.emit("fault", update=job.frontier, role="killed", phase=fault.phase)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
+
+    def fail(self, job: TrainingJob, fault: Fault) -> NoReturn:
+        """Raise here what a collective that failed would raise; nobody stays away."""
+        self._store.set(f"fired/{job.frontier}", "1")
+        job.emit("fault", update=job.frontier, phase=fault.phase)
+        raise dist.DistBackendError("injected: a collective of the optimizer's step failed")
 
     def stay_away(self, job: TrainingJob, fault: Fault) -> str:
         """Issue nothing until a peer has told of the failure; return what came of it."""

@@ -242,7 +242,7 @@ class TestReport:
         """The report speaks of all contenders, run or not."""
         text = (comparison / "report.md").read_text()
 
-        assert [] == [name for name in strategies.names() if name not in text]
+        assert [] == [name for name in strategies.by_default() if name not in text]
 
     def test_records_name_no_path_of_this_machine(self, comparison: Path) -> None:
         """What is meant to be published does not say where it was made."""

@@ -70,6 +70,10 @@ class TestFarewell:
         """They are told nothing, step on, and their threads go on waiting."""
         ranks.values(ranks.run(_close_one, world_size=1))
 
+    def test_nothing_is_left_of_a_repair_after_it(self) -> None:
+        """Who has left deletes nothing any more: the others do not wait for that."""
+        ranks.values(ranks.run(_repair_after_a_farewell, world_size=1))
+
     def test_closing_while_pledged_ends_with_the_release(self) -> None:
         """A rank that finishes during the repair of others does not wait for the deadline."""
         ranks.values(ranks.run(_close_while_pledged, world_size=1))
@@ -148,8 +152,11 @@ def _read_verdict_late(rank: Rank) -> None:
     prompt.announce(1, group="g", ranks=[0, 1], completed=-1, trigger="exception")
     admitted = [_Started(lambda each=each: _frontiers(each)) for each in (prompt, late)]
     assert all(each.ended_within(10) for each in admitted)
-    store = late._main
-    late._main = SimpleNamespace(add=store.add, get=lambda key: reading.wait(20) and store.get(key))
+    board = late._main
+    store = board.store
+    late._main = SimpleNamespace(
+        count_done=board.count_done, verdict=lambda each: reading.wait(20) and board.verdict(each)
+    )
     reading = threading.Event()
     released = _Started(lambda: late.release(1, members=2))
     ranks.wait_until(lambda: store.check(["done/1"]))
@@ -195,6 +202,22 @@ def _close_one(rank: Rank) -> None:
     assert (3, 0, 0) == (staying.boundary.frontier, staying.pledged, staying.released)
     staying.close()
     assert 0 == _control_threads()
+
+
+def _repair_after_a_farewell(rank: Rank) -> None:
+    leaving, staying = _planes(rank)
+    meetings = [_Started(lambda each=each: each.meet([])) for each in (leaving, staying)]
+    assert all(each.ended_within(10) for each in meetings)
+    leaving.close()
+    assert ranks.wait_until(lambda: {0} == staying.ended)
+    keys = rank.store().num_keys()
+    staying.closure = lambda _: (1,)  # as where the two share no group
+    staying.announce(1, group="g", ranks=[1], trigger="exception")
+    staying.admit(1, ranks=[1])
+    staying.release(1, members=1)
+    # One less: what woke the control thread that has left goes too.
+    assert ranks.wait_until(lambda: keys - 1 == rank.store().num_keys())
+    staying.close()
 
 
 def _close_while_pledged(rank: Rank) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import accelpact
+from accelpact._board import Board
 from accelpact._heartbeat import Heartbeat
 from tests.distributed import ranks, scripts, wrappers
 
@@ -138,7 +139,7 @@ def _freeze_in_repair(rank: Rank, which: int, events: str) -> None:
     if rank.number != which:
         time.sleep(0.2)
     elif which == 1:
-        pact.control.publish = lambda *_: _stand_still(rank)  # type: ignore[method-assign]
+        Board.publish = lambda *_: _stand_still(rank)  # type: ignore[method-assign]
     else:
         accelpact._communicator.probe = lambda *_, **__: _stand_still(rank)
     if rank.number in (0, 2):

@@ -10,6 +10,7 @@ import pytest
 
 import accelpact
 from accelpact import _replacement
+from accelpact._board import Board
 from tests.distributed import ranks, wrappers
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _have_it_die(rank: Rank, when: str, pact: Pact) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if rank.number == BYSTANDER and when == "asked":
-        pact.control.publish = die  # type: ignore[method-assign]
+        Board.publish = die  # type: ignore[method-assign]
     elif rank.number == MEMBER and when == "joining":
         pact.control.admit = die  # type: ignore[method-assign]
     elif rank.number == MEMBER and when == "building":

@@ -23,7 +23,17 @@ from harness.cli import app
 from harness.spec import PRESETS, Fault, Mesh, Schedule, Spec, SpecError, choose
 from strategies import Timeouts
 
-COMMANDS = ("compare", "run", "tune", "breakeven", "report", "matrix", "doctor", "list")
+COMMANDS = (
+    "compare",
+    "run",
+    "tune",
+    "breakeven",
+    "report",
+    "matrix",
+    "checkpoints",
+    "doctor",
+    "list",
+)
 
 
 def refusal(**given: Any) -> str:
@@ -54,6 +64,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"mesh": "4x1", "wrapper": "fsdp2"}, "mesh: expected at least 2 shards for fsdp2; found 4x1"),
     ({"mesh": "2x2", "wrapper": "ddp"}, "mesh: expected 1 shard for ddp; found 2x2; use 4x1"),
     ({"checkpoint_at": 9}, "checkpoint-at: expected at most 8, the last before absent@boundary:8"),
+    ({"checkpoint_mode": "thread"}, "checkpoint-mode: expected one of async-cached, async-process"),
+    ({"checkpoint_mode": "sync,"}, "checkpoint-mode: expected one of async-cached, async-process"),
+    ({"checkpoint_every": 0}, "checkpoint-every: expected at least 1; found 0"),
     ({"checkpoint_at": 0}, "checkpoint-at: expected an update from 1 to 12; found 0"),
     ({"checkpoint_at": -1}, "checkpoint-at: expected an update from 1 to 12; found -1"),
     ({"checkpoint_at": 13}, "checkpoint-at: expected an update from 1 to 12; found 13"),
