@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,20 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
+    from accelpact._events import EventLog
     from accelpact._frameworks import Framework
 
 _DAMAGED = "damaged"
+
+
+def demand_none(objection: str | None) -> None:
+    """Refuse what there is an objection to.
+
+    Raises:
+        Rejected: `reject_unqualified`.
+    """
+    if objection is not None:
+        raise Rejected(Reason.UNQUALIFIED, f"handed over to a restart: {objection}")
 
 
 class Admission:
@@ -30,12 +42,7 @@ class Admission:
     """
 
     def __init__(
-        self,
-        path: str | None,
-        model: Module,
-        *,
-        frameworks: Sequence[Framework],
-        replacement: str,
+        self, path: str | None, model: Module, *, frameworks: Sequence[Framework], log: EventLog
     ) -> None:
         """Read the file; what is wrong with it is said when something fails."""
         path = path or os.environ.get(_envelope.VARIABLE)
@@ -45,7 +52,7 @@ class Admission:
         self._objection: str | None = None
         self._model = model
         self._frameworks = frameworks
-        self._replacement = replacement
+        self._log = log
         if not path:
             return
         try:
@@ -67,22 +74,26 @@ class Admission:
             self.given = True
             self._objection = f"expected one envelope on all ranks; found {len(found)} different"
 
-    def require(self, phase: str, action: str) -> None:
-        """Refuse `action` for a failure in `phase` unless it is proven here.
+    def ask(self, phase: str, action: str, steps: Iterable[str]) -> str | None:
+        """Say why `action` is not proven for a failure in `phase`, if it is not; record it.
 
-        Raises:
-            Rejected: `reject_unqualified`.
+        Args:
+            phase: where it struck, one of the envelope's `PHASES`.
+            action: what is to be done.
+            steps: in which ways groups are to be replaced; more than one is a profile of its own.
         """
-        if not self.given:
-            return
+        if not self.given and not self._log.kept:
+            return None
+        stack, key = self._observe(phase, steps)
         objection = self._objection
         if objection is None and self._envelope is not None:
-            stack, key = self._observe(phase)
             objection = self._envelope.objection(stack, key, action)
-        if objection is not None:
-            raise Rejected(Reason.UNQUALIFIED, f"handed over to a restart: {objection}")
+        self._log.write(
+            "admission", action=action, key=dataclasses.asdict(key), stack=stack, reason=objection
+        )
+        return objection
 
-    def _observe(self, phase: str) -> tuple[dict[str, str], _envelope.Key]:
+    def _observe(self, phase: str, steps: Iterable[str]) -> tuple[dict[str, str], _envelope.Key]:
         parameters = list(self._model.parameters())
         device = parameters[0].device.type if parameters else "cpu"
         stack = _envelope.stack_of(backend=str(dist.get_backend()), device=device)
@@ -91,7 +102,7 @@ class Admission:
             profile=_envelope.profile_of(
                 self._wrapper(),
                 compiled=compiled.is_compiled(self._model),
-                replacement=self._replacement,
+                replacement="+".join(sorted(set(steps))),
             ),
             phase=phase,
         )

@@ -16,7 +16,8 @@ import traceback
 from typing import TYPE_CHECKING
 
 from accelpact import _communicator
-from accelpact._envelope import DISCARD
+from accelpact._admission import demand_none
+from accelpact._envelope import DISCARD, STEP
 from accelpact._errors import Reason, Rejected
 from accelpact._exchange import Exchange
 from accelpact._guard import check_boundary
@@ -44,7 +45,8 @@ class Discard:
     ranks: tuple[int, ...]
     """All that took it back."""
     phase: str
-    """Where it struck the rank that told the others: `forward`, `backward` or `update`."""
+    """Where it struck the rank that told the others: `forward`, `backward`, or `update` for the
+    rest of it."""
     trigger: str
     """`exception` here, or the `notice` of a peer's."""
     phases_ms: dict[str, float]
@@ -81,25 +83,33 @@ def discard(pact: Pact, error: BaseException | None, *, began: float) -> Discard
         notice = None  # of a boundary that this rank has left: whoever is there refuses
     generation = notice.generation if notice else control.released + 1
     ranks = control.closure([pact.rank])
-    phase = notice.phase if notice else struck(error)
+    phase = notice.phase if notice else _phase(pact, error)
     trigger = "notice" if notice else "exception"
     lost_s = time.monotonic() - began
     try:
         with clock.phase("guard"):
+            steps = _steps(pact)
+            # Asked, and recorded, before a peer that cannot take it back ends this process.
+            objection = pact.admission.ask(phase, DISCARD, steps)
             if notice is None:
                 generation = _claim(pact, ranks)
                 control.announce(
                     generation, group=_title(pact, ranks), ranks=ranks, trigger=trigger, phase=phase
                 )
-            pact.admission.require(phase, DISCARD)
+            demand_none(objection)
             _require_discardable(pact, error)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=ranks, groups=pact.poisoned())
             frontier = agree(standings, ranks, own=standings[pact.rank])
             exchanges = list(_exchanges(pact, standings, ranks))
+            needed = {exchange.step.name for exchange in exchanges}
+            if not needed <= steps:  # a peer's failure concerns groups that this rank had not seen
+                demand_none(pact.admission.ask(phase, DISCARD, needed | steps))
         with clock.phase("discard"):
-            for exchange in exchanges:
-                _communicator.interrupt(exchange.old)  # what else is under way on it ends now
+            # What else is under way on them ends now, and lets the device go that `undo` waits for.
+            _communicator.stop(
+                [exchange.old for exchange in exchanges], deadline=pact.settings.deadline
+            )
             _forget(error)
             undo(pact)
         for name in ("retire", "rebuild", "rebind", "validate"):
@@ -161,6 +171,26 @@ def struck(error: BaseException | None) -> str:
     if ("torch.nn.modules.module", "_call_impl") in places:
         return "forward"
     return "update"
+
+
+def _phase(pact: Pact, error: BaseException | None) -> str:
+    """Say where this rank is: in the optimizer's step, or where its failure was raised."""
+    return STEP if pact.boundary.stepping else struck(error)
+
+
+def _steps(pact: Pact) -> set[str]:
+    """Return the ways in which the groups are to be replaced that this rank knows to be poisoned.
+
+    One that cannot be replaced is refused when all have come.
+    """
+    names, found = pact.poisoned(), set()
+    for group in _communicator.registered():
+        if group.group_name in names:
+            try:
+                found.add(Exchange(pact, group).step.name)
+            except Rejected:
+                found.add("none")
+    return found
 
 
 def _claim(pact: Pact, ranks: tuple[int, ...]) -> int:

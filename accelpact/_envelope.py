@@ -24,7 +24,10 @@ looked up."""
 L1, L2, DISCARD = "L1", "L2", "discard"
 """Repair in place; hand over to a restart; take the uncommitted update back and do it again."""
 ACTIONS = (L1, L2, DISCARD)
-PHASES = ("boundary", "forward", "backward", "update")
+STEP = "step"
+PHASES = ("boundary", "forward", "backward", "update", STEP)
+"""Between two updates; in a forward or backward pass; elsewhere in an update; in the optimizer's
+step."""
 OBJECTIVE = "bitwise"
 """The continuation equals the uninterrupted run bit for bit."""
 PASSING = {L1: ("pass",), L2: ("pass", "rejected"), DISCARD: ("pass",)}
@@ -43,7 +46,8 @@ class Key:
     platform: str
     """The stack, as `title` writes it."""
     profile: str
-    """What holds the state: wrapper, compiled or eager, way of replacement."""
+    """What holds the state: wrapper, compiled or eager, and how its groups are replaced: in the way
+    that is taken on this stack, and not the setting that leads to it."""
     phase: str
     """Where the failure struck."""
     objective: str = OBJECTIVE
@@ -59,8 +63,16 @@ class Trial:
     verdict: str
     reason: str = ""
     replayed_updates: int = 0
+    discarded_updates: int = 0
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Rank -> digest of its state at the last update."""
+    expected: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The same of an uninterrupted run."""
+
+    def proves(self, action: str) -> bool:
+        """Whether it went well, bit for bit."""
+        equal = bool(self.digests) and self.digests == self.expected
+        return self.verdict in PASSING[action] and equal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +92,8 @@ class Envelope:
     entries: tuple[Entry, ...]
     not_run: tuple[str, ...] = ()
     """Trials that were planned and did not take place, with the reason; they admit nothing."""
+    made: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """How and from what the trials were made; for people."""
     digest: str = ""
     """Of the file that it was read from."""
 
@@ -104,6 +118,7 @@ class Envelope:
         content = {
             "schema_version": SCHEMA_VERSION,
             "stack": dict(self.stack),
+            "made": dict(self.made),
             "entries": [dataclasses.asdict(entry) for entry in self.entries],
             "not_run": list(self.not_run),
         }
@@ -118,7 +133,7 @@ def proven(trials: tuple[Trial, ...]) -> tuple[str, ...]:
         action
         for action in ACTIONS
         if (own := [each for each in trials if each.action == action])
-        and all(each.verdict in PASSING[action] for each in own)
+        and all(each.proves(action) for each in own)
     )
 
 
@@ -129,10 +144,12 @@ def read(path: str | Path) -> Envelope:
         EnvelopeError: it cannot be read, or something in it is not what it should be.
     """
     try:
-        content = Path(path).read_bytes()
-        value = json.loads(content)
+        content = _content(Path(path))
+        value = json.loads(content, object_pairs_hook=_once)
     except OSError as error:
         raise EnvelopeError(f"envelope: expected a readable file; {error.strerror}") from None
+    except EnvelopeError:
+        raise
     except (ValueError, RecursionError) as error:
         raise EnvelopeError(f"envelope: expected JSON; {error}") from None
     fields = _object("envelope", value)
@@ -151,8 +168,16 @@ def read(path: str | Path) -> Envelope:
         stack={name: _text(f"stack.{name}", stack.get(name)) for name in _STACK},
         entries=entries,
         not_run=tuple(_text("not_run", each) for each in not_run),
+        made=_texts("made", fields.get("made", {})),
         digest=hashlib.sha256(content).hexdigest(),
     )
+
+
+def _content(path: Path) -> bytes:
+    """Read a file, and nothing that could make its reader wait, as a pipe can."""
+    if path.exists() and not path.is_file():
+        raise EnvelopeError("envelope: expected a file; found something else")
+    return path.read_bytes()
 
 
 def _entry(place: str, value: object) -> Entry:
@@ -180,19 +205,35 @@ def _entry(place: str, value: object) -> Entry:
 
 def _trial(place: str, value: object) -> Trial:
     fields = _object(place, value)
-    replayed = fields.get("replayed_updates", 0)
-    if not isinstance(replayed, int) or isinstance(replayed, bool) or replayed < 0:
-        raise EnvelopeError(
-            f"{place}.replayed_updates: expected a number of updates; found {replayed!r}"
-        )
-    digests = _object(f"{place}.digests", fields.get("digests", {}))
     names = ("action", "policy", "fault", "verdict")
     return Trial(
         **{name: _text(f"{place}.{name}", fields.get(name)) for name in names},
         reason=_text(f"{place}.reason", fields.get("reason", "")),
-        replayed_updates=replayed,
-        digests={rank: _text(f"{place}.digests", root) for rank, root in digests.items()},
+        replayed_updates=_count(f"{place}.replayed_updates", fields.get("replayed_updates", 0)),
+        discarded_updates=_count(f"{place}.discarded_updates", fields.get("discarded_updates", 0)),
+        digests=_texts(f"{place}.digests", fields.get("digests", {})),
+        expected=_texts(f"{place}.expected", fields.get("expected", {})),
     )
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of `pairs`; of two with one name, JSON would take the last in silence."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise EnvelopeError(f"{twice}: expected once in an object; found more")
+    return found
+
+
+def _count(place: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise EnvelopeError(f"{place}: expected a number of updates; found {value!r}")
+    return value
+
+
+def _texts(place: str, value: object) -> dict[str, str]:
+    return {name: _text(place, each) for name, each in _object(place, value).items()}
 
 
 def _object(place: str, value: object) -> dict[str, Any]:
@@ -217,7 +258,7 @@ def stack_of(*, backend: str, device: str) -> dict[str, str]:
     """Describe what this process runs on; `device` is `cpu` or `cuda`."""
     torch_version = str(torch.__version__)
     version = torch_version  # Gloo comes with torch and has no number of its own
-    if backend == "nccl":
+    if "nccl" in backend:
         version = ".".join(map(str, torch.cuda.nccl.version()))
     named = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     return {

@@ -52,6 +52,11 @@ class EventLog:
         with self._lock:
             os.write(self._descriptor, line.encode())
 
+    @property
+    def kept(self) -> bool:
+        """Whether anything is written."""
+        return self._descriptor is not None
+
     def close(self) -> None:
         """Write no more."""
         with self._lock:

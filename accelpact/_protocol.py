@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from accelpact import _communicator
+from accelpact._admission import demand_none
 from accelpact._envelope import L1
 from accelpact._errors import Reason, Rejected
 from accelpact._exchange import Exchange
@@ -77,9 +78,9 @@ def repair(
     """Replace `group` in place of restarting; every member calls this, nobody else.
 
     1 observe: the caller has an exception, or the notice of a peer's.
-    2 guard: this rank is at a committed boundary, its device is idle.
+    2 guard: this rank is at a committed boundary.
     3 admit: all that depend on a member pledge their frontier, and all are equal.
-    4 retire and rebuild: the old communicator goes, a new one takes its name.
+    4 retire and rebuild: the old communicator goes, the device is idle, a new one takes its name.
     5 rebind: every cached reference to the old group names the new one.
     6 validate and release: the new group computes; all are let go.
 
@@ -111,8 +112,8 @@ def repair(
                     completed=completed,
                     trigger=trigger,
                 )
-            pact.admission.require(BOUNDARY, L1)
             exchange = Exchange(pact, group)
+            demand_none(pact.admission.ask(BOUNDARY, L1, [exchange.step.name]))
             check_boundary(pact.watches, pact.boundary)
         with clock.phase("admit"):
             standings = control.admit(generation, ranks=description.ranks, completed=completed)

@@ -77,6 +77,8 @@ def compare(  # noqa: PLR0917  typer reads the options off the signature
     activation_checkpointing: options.ActivationCheckpointing = None,
     seed: options.Seed = 1,
     data: options.Data = None,
+    compiled: options.Compiled = False,
+    envelope: options.Envelope = None,
     group_timeout: options.GroupTimeout = 3.0,
     soft_timeout: options.SoftTimeout = 10.0,
     hard_timeout: options.HardTimeout = 20.0,
@@ -111,6 +113,8 @@ def run(  # noqa: PLR0917  as above
     activation_checkpointing: options.ActivationCheckpointing = None,
     seed: options.Seed = 1,
     data: options.Data = None,
+    compiled: options.Compiled = False,
+    envelope: options.Envelope = None,
     group_timeout: options.GroupTimeout = 3.0,
     soft_timeout: options.SoftTimeout = 10.0,
     hard_timeout: options.HardTimeout = 20.0,
@@ -187,6 +191,61 @@ def matrix(
     )
     typer.echo((out / verdicts.MATRIX).read_text())
     if verdicts.unexpected(found):
+        raise typer.Exit(EXIT_UNEXPECTED)
+
+
+@app.command()
+@guarded
+def qualify(  # noqa: PLR0917  as above
+    out: Annotated[Path | None, typer.Option(help="The envelope file to write.")] = None,
+    rows: Annotated[
+        str, typer.Option(help="Comma-separated; default all: ddp,fsdp2,fsdp1,compiled.")
+    ] = "",
+    faults: Annotated[str, typer.Option(help="KIND@PHASE, comma-separated; default all.")] = "",
+    trials: Annotated[int, typer.Option(help="How often every policy is tried.")] = 1,
+    limit: Annotated[float, typer.Option(help="Minutes; what is left then is not tried.")] = 10.0,
+    workload: options.Workload = "tiny",
+    device: options.Device = "cpu",
+    records: Annotated[
+        Path | None, typer.Option(help="Folder to keep the runs' records in; default none.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Run nothing; set out what this file holds.")
+    ] = None,
+) -> None:
+    """Try on this machine what recovers from which failure, and write what was proven to a file.
+
+    With that file (`ACCELPACT_ENVELOPE`, or `--envelope` of `compare` and of the runtime) nothing
+    else is done about a failure.
+
+    Example: accelpact qualify --out envelope.json
+    """
+    from accelpact import _envelope
+    from harness import qualify as qualification
+    from harness.qualify import command
+
+    if report is not None:
+        try:
+            typer.echo(qualification.render(_envelope.read(report)), nl=False)
+        except _envelope.EnvelopeError as error:
+            raise SpecError(f"report: {error}") from None
+        return
+    wrong = command.qualify(
+        out=out,
+        rows=_names(rows),
+        faults=_names(faults),
+        num_trials=trials,
+        limit_s=60 * limit,
+        workload=workload,
+        device=device,
+        records=records,
+        refuse=CannotRunHere,
+    )
+    assert out is not None
+    typer.echo(qualification.render(_envelope.read(out)), nl=False)
+    for line in wrong:
+        typer.echo(f"unexpected: {line}")
+    if wrong:
         raise typer.Exit(EXIT_UNEXPECTED)
 
 

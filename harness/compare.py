@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,6 @@ from harness.workload.presets import find_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from harness.launching import Launch
     from harness.plan import Entry
@@ -186,6 +186,7 @@ def describe(
         spec={
             **msgspec.to_builtins(dataclasses.replace(spec, data=data["name"])),
             "data": data,
+            "envelope": _envelope(spec),
             "model": dataclasses.asdict(workload),
         },
         contenders=[
@@ -197,6 +198,14 @@ def describe(
         ],
         complete=False,
     )
+
+
+def _envelope(spec: Spec) -> dict[str, str] | None:
+    """Say which file decides, without its path."""
+    if spec.envelope is None:
+        return None
+    path = Path(spec.envelope)
+    return {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def _contender(entry: Entry, answer: Availability, spec: Spec, platform: Platform) -> Contender:
@@ -212,6 +221,6 @@ def _contender(entry: Entry, answer: Availability, spec: Spec, platform: Platfor
         version=answer.version,
         variant=strategy.variant,
         settings=msgspec.to_builtins(settings),
-        integration_lines=integration_lines(type(strategy)),
+        integration_lines=integration_lines(strategy.name),
         tried=tried(strategy.name),
     )

@@ -2,7 +2,7 @@
 
 A rank that torchrun starts imports torch for seconds; a fork starts in milliseconds. What a
 restart costs is not the same, so comparisons do not use this: it is for trials in which only the
-verdict counts.
+verdict counts. Ranks know it by `UNTIMED_VARIABLE` and measure nothing beside the training.
 
 Usage: python -m harness.forking, one request per line on stdin, one exit status on stdout.
 """
@@ -19,7 +19,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from harness.layout import FIRST_RANK
 from harness.processes import GRACE_S, die_with_parent, end_with_parent
+from harness.worker import UNTIMED_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +35,7 @@ def main() -> None:
     die_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what an import prints is no answer
-    _preload()
+    preload()
     for line in sys.stdin.buffer:
         pid = os.fork()
         if pid == 0:
@@ -41,16 +43,23 @@ def main() -> None:
         answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
 
 
-def _preload() -> None:
-    import harness.train  # noqa: F401  the forks have what the loop needs
-    import strategies
+def preload() -> None:
+    """Import what ranks need, which their forks then have; it starts no thread."""
+    import torch._dynamo  # noqa: F401  DDP and the optimizers import it when they are made
 
+    import harness.train  # noqa: F401  the loop
+    import strategies
+    from harness.spec import WRAPPERS
+    from harness.workload import wrappers
+
+    for name in WRAPPERS:
+        wrappers.find(name)
     for name in strategies.names():
         strategies.find(name)
 
 
 def _launch(request: Mapping[str, Any]) -> NoReturn:
-    """Be the launcher of one run: start all ranks, and all again while restarts are left."""
+    """Be the launcher of one run, or the process that has forked several and attends to them."""
     status = _FAILED
     try:
         die_with_parent()
@@ -60,10 +69,37 @@ def _launch(request: Mapping[str, Any]) -> NoReturn:
         os.environ.update(request["environment"])
         added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [path for path in added if path and path not in sys.path]
-        for restart in range(request["max_restarts"] + 1):
-            if _attend([_fork(request, rank, restart) for rank in range(request["num_ranks"])]):
-                status = 0
-                break
+        number = request["num_launchers"]
+        ended_well = (
+            _start_all(request)
+            if number == 1
+            else _attend([_fork_launcher(request, place) for place in range(number)])
+        )
+        status = 0 if ended_well else _FAILED
+    except BaseException:  # noqa: BLE001  the process ends here, whatever it was
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _start_all(request: Mapping[str, Any]) -> bool:
+    """Start all ranks of this launcher, and all again while restarts are left."""
+    return any(
+        _attend([_fork(request, rank, restart) for rank in range(request["num_ranks"])])
+        for restart in range(request["max_restarts"] + 1)
+    )
+
+
+def _fork_launcher(request: Mapping[str, Any], place: int) -> int:
+    """Fork one launcher of several, the one that stands at `place`; return its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = _FAILED
+    try:
+        die_with_parent()
+        os.environ[FIRST_RANK] = str(place * request["num_ranks"])
+        status = 0 if _start_all(request) else _FAILED
     except BaseException:  # noqa: BLE001  the process ends here, whatever it was
         traceback.print_exc()
     finally:
@@ -96,6 +132,7 @@ def _fork(request: Mapping[str, Any], rank: int, restart: int) -> int:
         MASTER_PORT=port,
         TORCHELASTIC_RESTART_COUNT=str(restart),
         TORCHELASTIC_MAX_RESTARTS=str(request["max_restarts"]),
+        **{UNTIMED_VARIABLE: "1"},
     )
     worker.main(Path(request["folder"]))
     raise AssertionError

@@ -33,6 +33,7 @@ _RESTART_MILESTONES = (
     ("connected", "connect"),
     ("built", "build"),
     ("restored", "restore"),
+    ("healed", "heal"),
 )
 """Event that ends a phase of a restart, and the phase's name."""
 
@@ -217,7 +218,7 @@ def _restart_phases(timeline: Timeline, *, since: float, until: float) -> dict[s
     now = since
     for name, phase in _RESTART_MILESTONES:
         events = [event for event in timeline.select(name) if since < event.t <= until]
-        reached = timeline.slowest(events)
+        reached = timeline.slowest(events, of=_restarted(timeline, since=since, until=until))
         if reached is not None and reached >= now:
             # In process there is no new interpreter: the restart ends with the connection.
             label = "restart" if name == "connected" and "restart" not in found else phase
@@ -225,8 +226,26 @@ def _restart_phases(timeline: Timeline, *, since: float, until: float) -> dict[s
             now = reached
     begins = [event for event in timeline.select("begin") if now <= event.t <= until]
     if begins:
-        found["replay"] = (until - now) * 1e3
+        found[_way_on(timeline, since=now, until=until)] = (until - now) * 1e3
     return found
+
+
+def _way_on(timeline: Timeline, *, since: float, until: float) -> str:
+    """What is done between a restart and the update after the fault, by name."""
+    for name, phase in (("commit", "replay"), ("discard", "discarded")):
+        if any(since < event.t <= until for event in timeline.select(name)):
+            return phase
+    return "resume"
+
+
+def _restarted(timeline: Timeline, *, since: float, until: float) -> set[int]:
+    """Ranks whose process was started between; all of them if the restart was in process."""
+    started = {
+        event.rank
+        for event in timeline.select("process")
+        if since < event.t <= until and event.rank is not None
+    }
+    return started or set(range(timeline.world_size))
 
 
 def repair_ms(timeline: Timeline) -> float | None:

@@ -63,6 +63,10 @@ SoftTimeout = Annotated[float, typer.Option(help="Seconds; in-process restart in
 HardTimeout = Annotated[float, typer.Option(help="Seconds; in-process restart ends a rank.")]
 BarrierTimeout = Annotated[float, typer.Option(help="Seconds; restarting ranks wait.")]
 WorldTimeout = Annotated[float, typer.Option(help="Seconds; shard groups and all others.")]
+Compiled = Annotated[bool, typer.Option("--compiled", help="Compile every block of the model.")]
+Envelope = Annotated[
+    str | None, typer.Option(help="File of `accelpact qualify`; accelpact does nothing else.")
+]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the records; default a new one in reports/.")
 ]
@@ -88,6 +92,8 @@ def make_spec(
     activation_checkpointing: bool | None = None,
     seed: int = 1,
     data: str | None = None,
+    compiled: bool = False,
+    envelope: str | None = None,
     group_timeout: float = 3.0,
     soft_timeout: float = 10.0,
     hard_timeout: float = 20.0,
@@ -101,6 +107,8 @@ def make_spec(
     """
     if data == "":
         raise SpecError("data: expected a text file or a folder; found an empty name")
+    if envelope is not None and not Path(envelope).is_file():
+        raise SpecError(f"envelope: expected a file; found none at {envelope or 'an empty name'}")
     base = PRESETS[choose("preset", preset, PRESETS)]
     chosen = find_workload(workload)
     schedule = Schedule(
@@ -123,6 +131,8 @@ def make_spec(
         ),
         seed=seed,
         data=None if data is None else str(Path(data).resolve()),
+        compiled=compiled,
+        envelope=None if envelope is None else str(Path(envelope).resolve()),
         timeouts=Timeouts(
             group=group_timeout,
             soft=soft_timeout,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -123,11 +123,63 @@ def matrix_runs(
     return [dataclasses.replace(run, order=order) for order, run in enumerate(planned)]
 
 
-def _expected(strategy: Strategy, spec: Spec) -> str:
+def trial(
+    spec: Spec, strategy: Strategy, label: str, *, backend: str, expected: str, **settings: Any
+) -> RunSpec:
+    """Plan one run with the faults of `spec` and other settings than the contender's own."""
+    run = _run(spec, strategy, label, 0, backend, faulted=True)
+    return dataclasses.replace(run, expected=expected, settings={**run.settings, **settings})
+
+
+def references(spec: Spec, *, backend: str) -> list[RunSpec]:
+    """Plan the pair of uninterrupted runs that the others of its block are judged by."""
+    return _references(spec, 0, backend)
+
+
+def _expected(strategy: Strategy, spec: Spec, backend: str) -> str:
+    if strategy.asks_envelope and spec.envelope and not _admitted(strategy, spec, backend):
+        return "rejected"
     if any(fault.kind == "kill" for fault in spec.schedule.faults):
         return strategy.expected_killed
+    if any(fault.kind == "error" for fault in spec.schedule.faults):
+        return strategy.expected_step
     inside = any(fault.inside for fault in spec.schedule.faults)
     return strategy.expected_inside if inside else strategy.expected
+
+
+def _admitted(strategy: Strategy, spec: Spec, backend: str) -> bool:
+    """Whether the envelope holds proven what `spec`'s faults call for.
+
+    A rank that stays away fails the reduction over the replicas first, wherever it is: no other
+    group has so short a timeout.
+    """
+    from accelpact import _envelope as envelopes
+
+    try:
+        found = envelopes.read(str(spec.envelope))
+    except envelopes.EnvelopeError:
+        return False
+    stack = envelopes.stack_of(backend=backend, device=spec.device)
+    setting = strategy.options["replacement"]
+    steps = ("rebuild", "reconfigure") if setting == "auto" else (setting,)
+    keys = [
+        [
+            envelopes.Key(
+                platform=envelopes.title(stack),
+                profile=envelopes.profile_of(
+                    spec.wrapper, compiled=spec.compiled, replacement=step
+                ),
+                phase="backward" if fault.inside else "boundary",
+            )
+            for step in steps
+        ]
+        for fault in spec.schedule.faults
+    ]
+    actions = [envelopes.DISCARD if each.inside else envelopes.L1 for each in spec.schedule.faults]
+    return all(
+        any(found.objection(stack, key, action) is None for key in alternatives)
+        for alternatives, action in zip(keys, actions, strict=True)
+    )
 
 
 def _run(
@@ -151,7 +203,7 @@ def _run(
         order=0,
         faulted=faulted,
         control=control,
-        expected=_expected(strategy, spec) if faulted else "pass",
+        expected=_expected(strategy, spec, backend) if faulted else "pass",
         backend=backend,
         spec=spec,
         settings=msgspec.to_builtins(settings),

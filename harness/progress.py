@@ -100,7 +100,9 @@ class Watch:
     def _tell(self, event: Event) -> str | None:
         if event.event == "fault":
             self._absent = event.rank
-            what = "is killed" if event.role == "killed" else "stays away"
+            what = {"killed": "is killed", "absent": "stays away"}.get(
+                event.role or "", f"fails in its {event.phase}"
+            )
             return f"fault after update {event.update}: rank {event.rank} {what}"
         if event.event == "recovered" and event.rank == self._absent:
             return f"rank {event.rank} has the notice; {self._run.strategy} answers {event.outcome}"

@@ -63,6 +63,8 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fie
     """Tokens that this rank contributed to the committed update."""
     samples: list[int] | None = None
     """Places in the data order of every sample this rank consumed in the update."""
+    num_bytes: int | None = None
+    """Size of the state that came from a peer."""
     cursor: int | None = None
     """Samples this rank has consumed since the beginning of the committed history."""
     loss: float | None = None

@@ -58,9 +58,10 @@ class Saver:
         """Make the group of the uploads, if any mode needs it."""
         self._job = job
         self._folder = folder
-        layout = job.attempt.layout
-        self._rank, self._size = layout.rank, layout.world_size
-        self._store = dist.PrefixStore(f"checkpoint/{job.attempt.index}", job.attempt.store())
+        # Of those that write one checkpoint together, which may be one replica's ranks.
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        prefix = f"checkpoint/{folder.name}/{job.attempt.index}"
+        self._store = dist.PrefixStore(prefix, job.attempt.store())
         self._group: dist.ProcessGroup | None = None
         if any(mode in staging.ASYNC for mode in modes):
             timeout = timedelta(seconds=DEADLINE_S)
@@ -122,7 +123,6 @@ class Saver:
         pending = self._expect(job.frontier, mode, began=began)
         state = staging.portable(
             checkpoint.collect(job),
-            layout=job.attempt.layout,
             groups=job.groups,
             device=job.attempt.device.type,
         )

@@ -30,6 +30,7 @@ CHECKPOINT_MODES = {
 FAULT_KINDS = {
     "absent": ("boundary", "forward", "backward"),
     "kill": ("boundary", "forward", "backward"),
+    "error": ("step",),
 }
 """Kind of fault -> phases of an update in which it can strike."""
 
@@ -258,6 +259,10 @@ class Spec:
     seed: int = 1
     data: str | None = None
     """A text file or a folder of them; None for CPython's documentation."""
+    compiled: bool = False
+    """Whether every block of the model goes through `torch.compile`."""
+    envelope: str | None = None
+    """File that the contender accelpact asks what it may do; None: it does what it can."""
     timeouts: Timeouts = dataclasses.field(default_factory=Timeouts)
     saving: Saving = dataclasses.field(default_factory=Saving)
     strategies: tuple[str, ...] = ()
@@ -302,5 +307,6 @@ class RunSpec:
         """What two runs must share to be compared."""
         spec = self.spec
         precision = spec.dtype + ("+ac" if spec.activation_checkpointing else "")
+        precision += "+compiled" if spec.compiled else ""
         place = f"{self.backend}-{spec.device}"
         return f"{spec.workload}/{spec.wrapper}/{spec.mesh}/{place}/{precision}"

@@ -10,13 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 
 from harness.spec import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strategies import Groups, Layout
+    from strategies import Groups
 
 ASYNC = ("async-thread", "async-process", "async-cached")
 IN_A_PROCESS = ("async-process", "async-cached")
@@ -47,7 +48,7 @@ def check(modes: Sequence[str]) -> None:
                 )
 
 
-def portable(state: Any, *, layout: Layout, groups: Groups, device: str) -> Any:
+def portable(state: Any, *, groups: Groups, device: str) -> Any:
     """Return `state` with a DTensor in place of every ShardedTensor: the same shard, not copied.
 
     FSDP1 cuts a parameter along its first dimension as `torch.chunk` does, and so does DTensor.
@@ -65,7 +66,8 @@ def portable(state: Any, *, layout: Layout, groups: Groups, device: str) -> Any:
         if not isinstance(value, ShardedTensor):
             return value
         if mesh is None:
-            mesh = DeviceMesh.from_group(groups.shard, device, mesh=layout.shard_ranks())
+            ranks = dist.get_process_group_ranks(groups.shard)
+            mesh = DeviceMesh.from_group(groups.shard, device, mesh=ranks)
         size, shards = value.size(), value.local_shards()
         local = shards[0].tensor if shards else torch.empty((0, *size[1:]), dtype=value.dtype)
         whole = torch.empty(size, device="meta")

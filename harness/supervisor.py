@@ -94,13 +94,15 @@ def execute(
         recorder.close()
         del store
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        redact(folder, also={run.spec.data: "<data>"} if run.spec.data else {})
+        given = {run.spec.data: "<data>", run.spec.envelope: "<envelope>"}
+        redact(folder, also={path: token for path, token in given.items() if path})
     return status
 
 
 def _environment(run: RunSpec, *, port: int) -> dict[str, str]:
     own = {
         "ACCELPACT_STORE": f"127.0.0.1:{port}",
+        "ACCELPACT_ENVELOPE": run.spec.envelope or "",  # and none that happens to be set here
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         # Stores look up their peers' names for their logs; a name server that does not answer costs

@@ -12,7 +12,7 @@ import accelpact
 from harness import checkpoint, drift
 from harness.faults import Boundary, CollectiveFailed, Notices, halting
 from harness.job import TrainingJob
-from harness.layout import CHECKPOINTS
+from harness.layout import CHECKPOINTS, REPLICA
 from harness.saver import Saver
 from harness.workload import hsdp
 from harness.workload.data import Corpus, Loader
@@ -47,7 +47,7 @@ class Trainer:
         self._run = run
         self._strategy = strategy
         self._folder = folder
-        self._checkpoints = folder / CHECKPOINTS
+        self._checkpoints = _checkpoints(folder, attempt)
         self._workload = find_workload(run.spec.workload)
         self._notices = Notices(
             run.spec.schedule.faults if run.faulted else (), store=attempt.store()
@@ -65,6 +65,7 @@ class Trainer:
             activation_checkpointing=spec.activation_checkpointing,
             seed=spec.seed,
             wrapper=spec.wrapper,
+            compiled=spec.compiled,
         )
         loader = Loader(
             Corpus.load(spec.data),
@@ -233,3 +234,11 @@ class Trainer:
         if dist.is_initialized():
             dist.destroy_process_group()
         self.job.emit("closed")
+
+
+def _checkpoints(folder: Path, attempt: Attempt) -> Path:
+    """Where those checkpoints are that the ranks of one launcher write together."""
+    own = folder / CHECKPOINTS
+    if attempt.settings.launchers == "world":
+        return own
+    return own / REPLICA.format(attempt.layout.replica)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from harness.timeline import Timeline
 
 
+_PARTS = {"forward": "forward pass", "backward": "backward pass", "step": "optimizer's step"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
     """A verdict and, unless it is a plain pass, its reason."""
@@ -28,6 +31,8 @@ def evidence(timeline: Timeline, fault: Fault, *, run: str) -> FaultRecord:
     absent = timeline.select("fault", update=fault.frontier)
     if fault.kind == "kill":
         return _killed(timeline, fault, absent, run=run)
+    if fault.kind == "error":
+        return _erred(timeline, fault, absent, run=run)
     failed = [
         event
         for event in timeline.select("failure", update=fault.update)
@@ -57,9 +62,22 @@ def _killed(timeline: Timeline, fault: Fault, struck: Sequence[Event], *, run: s
     return FaultRecord(run=run, planned=str(fault), fired=silent, evidence=text)
 
 
+def _erred(timeline: Timeline, fault: Fault, struck: Sequence[Event], *, run: str) -> FaultRecord:
+    """Decide whether an error was raised on a rank: it says so, and then that its update failed."""
+    failed = [
+        event
+        for event in timeline.select("failure", update=fault.update)
+        if struck and event.rank == struck[0].rank and event.t >= struck[0].t
+    ]
+    text = "no rank failed by itself"
+    if failed:
+        text = f"rank {failed[0].rank} failed {_where(fault)}: {failed[0].error}"
+    return FaultRecord(run=run, planned=str(fault), fired=bool(failed), evidence=text)
+
+
 def _where(fault: Fault) -> str:
     if fault.inside:
-        return f"in the {fault.phase} pass of update {fault.update}"
+        return f"in the {_PARTS[fault.phase]} of update {fault.update}"
     return f"after update {fault.update}"
 
 
@@ -107,12 +125,20 @@ def judge(  # noqa: PLR0911  one return per verdict, in order of precedence
     refusals = timeline.select("reject")
     if refusals:
         return Judgement(verdict="rejected", reason=refusals[0].reason or "")
-    if not run.launcher_recovers and any(each.attempt for each in timeline.select("process")):
+    if not run.launcher_recovers and _went_back(timeline):
         return Judgement(
             verdict="rejected",
             reason="the launcher started every rank again, from the checkpoint",
         )
     return Judgement(verdict="pass")
+
+
+def _went_back(timeline: Timeline) -> bool:
+    """Whether a launcher started a rank again that no peer then gave the present state."""
+    lives = {(each.rank, each.attempt) for each in timeline.select("process") if each.attempt}
+    healed = {(each.rank, each.attempt) for each in timeline.select("healed")}
+    last = {rank: max(attempt for who, attempt in lives if who == rank) for rank, _ in lives}
+    return any(life not in healed for life in last.items())
 
 
 def _judge_unfinished(timeline: Timeline) -> Judgement:

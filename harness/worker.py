@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.events import Recorder
+from harness.layout import FIRST_RANK
 from harness.processes import die_with_parent, end_with_parent
 from strategies import root_cause
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from harness.spec import RunSpec
     from strategies import Attempt, Strategy
 
+UNTIMED_VARIABLE = "ACCELPACT_UNTIMED"
+"""Set where times mean nothing."""
 _EXIT_RECOVERY = 75
 """Exit status of a rank whose strategy gives the failure to the launcher."""
 _MUST_END = "RankMustEnd"
@@ -30,7 +33,7 @@ _TEARDOWN_S = 20.0
 
 def main(folder: Path) -> None:
     """Run one rank and end the process; never returns."""
-    rank = int(os.environ["RANK"])
+    rank = _global("RANK")
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     _own_output(folder / f"rank{rank}.log")
     recorder = Recorder(folder, rank=rank, attempt=restart)
@@ -50,6 +53,11 @@ def main(folder: Path) -> None:
         sys.stderr.flush()
         # Interpreter shutdown could wait for a communicator that will not answer.
         os._exit(status)
+
+
+def _global(variable: str) -> int:
+    """What a launcher counts from 0, counted over all launchers of the run."""
+    return int(os.environ[variable]) + int(os.environ.get(FIRST_RANK, "0"))
 
 
 def _own_output(path: Path) -> None:
@@ -117,18 +125,18 @@ def _first_attempt(run: RunSpec, restart: int) -> Attempt:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     device = torch.device(run.spec.device)
     if device.type == "cuda":
-        local_rank = int(os.environ["LOCAL_RANK"])
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", _global("LOCAL_RANK") % torch.cuda.device_count())
         torch.cuda.set_device(device)
         torch.use_deterministic_algorithms(mode=True)
     return strategies.Attempt(
         index=restart,
-        layout=run.spec.mesh.layout(int(os.environ["RANK"])),
+        layout=run.spec.mesh.layout(_global("RANK")),
         device=device,
         backend=run.backend,
         settings=msgspec.convert(run.settings, strategies.Settings),
         store=store,
         store_address=(host, int(port)),
+        timed=UNTIMED_VARIABLE not in os.environ,
     )
 
 

@@ -18,6 +18,7 @@ class Cold(Strategy):
     summary = "torchrun restarts every rank, the last DCP checkpoint is loaded, updates replay"
     expected_inside = "pass"
     expected_killed = "pass"
+    expected_step = "pass"
     launcher_recovers = True
     variants = {
         "monitor-0.02s": {"monitor_interval": 0.02},
@@ -33,6 +34,4 @@ class Cold(Strategy):
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """End this process; the launcher does the rest."""
-        # integration: begin
         return Outcome.EXIT
-        # integration: end

@@ -45,21 +45,15 @@ class ColdFt(Cold):
 
     def attach(self, job: Job) -> None:
         """Connect to the launcher's monitor of this rank."""
-        # integration: begin
         from nvidia_resiliency_ext import fault_tolerance
 
         self._client = fault_tolerance.RankMonitorClient()
         self._client.init_workload_monitoring()
-        # integration: end
 
     def begin(self, job: Job) -> None:
         """Tell the monitor that this rank is alive."""
-        # integration: begin
         self._client.send_heartbeat()
-        # integration: end
 
     def close(self, job: Job) -> None:
         """Tell the monitor that it need not wait for more."""
-        # integration: begin
         self._client.shutdown_workload_monitoring()
-        # integration: end

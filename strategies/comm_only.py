@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from accelpact import Reason
@@ -18,15 +19,19 @@ class CommunicatorOnly(AccelPact):
     name = "comm_only"
     summary = "ablation: communicator replaced, probe passes, no reference rebound; must fail"
     expected = "fail"
+    asks_envelope = False
     expected_inside = "fail"
     expected_killed = "fail"
+    expected_step = "fail"
     frameworks = ()
     audit = False
 
     def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
-        """Restart nothing: that would hide what it does not do."""
+        """Restart nothing, and ask no envelope: either would hide what it does not do."""
         del num_faults
-        return super().settings(timeouts, num_faults=0, backend=backend)
+        base = super().settings(timeouts, num_faults=0, backend=backend)
+        environment = {**base.environment, "ACCELPACT_ENVELOPE": ""}
+        return dataclasses.replace(base, environment=environment)
 
     def take_back(self, job: Job, failure: Failure) -> Outcome:
         """Refuse: who knows no framework cannot undo its part of an update."""

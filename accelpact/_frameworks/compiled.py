@@ -89,11 +89,14 @@ def references(model: torch.nn.Module) -> Iterator[Reference]:  # noqa: ARG001
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether any part of `model` goes through the compiler."""
-    return any(
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
+    """Whether any part of `model` goes through the compiler.
+
+    The script may have compiled it and still hand over the module inside.
+    """
+    modules = set(model.modules())
+    return any(vars(module).get("_compiled_call_impl") is not None for module in modules) or any(
+        item in modules or vars(item)["_modules"].get("_orig_mod") in modules
+        for item in living(_HOME, "OptimizedModule")
     )
 
 

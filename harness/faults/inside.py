@@ -3,6 +3,9 @@
 It halts at the module in the middle of the model, in the microbatch whose gradients are averaged,
 until a peer's collective has failed for it. Then it goes on, and what becomes of its own
 collectives is for them to say. `kill@forward` and `kill@backward` end it there.
+
+`error@step`: the optimizer's step raises what a failed collective raises, and has written the
+weights by then. Who executes the update again applies it twice.
 """
 
 from __future__ import annotations
@@ -33,9 +36,11 @@ def halting(job: TrainingJob, notices: Notices, *, microbatches: int) -> Iterato
     if fault is None or not fault.inside:
         yield
         return
-    module = _middle(job.model)
     halt = _Halt(job, notices, fault, microbatches)
-    if fault.phase == "forward":
+    module = _middle(job.model)
+    if fault.phase == "step":
+        handle = job.optimizer.register_step_post_hook(halt.in_step)
+    elif fault.phase == "forward":
         handle = module.register_forward_pre_hook(halt.before)
     else:
         handle = module.register_forward_hook(halt.after)
@@ -46,11 +51,22 @@ def halting(job: TrainingJob, notices: Notices, *, microbatches: int) -> Iterato
 
 
 def _middle(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module in the middle, of those that hold parameters and no other module."""
+    """Return the module in the middle, of those that hold parameters and no other module.
+
+    Compiled code takes no notice of a hook that comes later, so a module in it is none of them.
+    """
+    compiled = {
+        inner
+        for module in model.modules()
+        if vars(module).get("_compiled_call_impl") is not None
+        for inner in module.modules()
+    }
     leaves = [
         module
         for module in model.modules()
-        if not any(module.children()) and any(True for _ in module.parameters(recurse=False))
+        if module not in compiled
+        and not any(module.children())
+        and any(True for _ in module.parameters(recurse=False))
     ]
     return leaves[len(leaves) // 2]
 
@@ -73,6 +89,9 @@ class _Halt:
         self._left -= 1
         if self._left == 0:
             output.register_hook(self._in_backward)
+
+    def in_step(self, *_: object) -> None:
+        self._notices.fail(self._job, self._fault)
 
     def _in_backward(self, gradient: torch.Tensor) -> torch.Tensor:
         self._notices.strike(self._job, self._fault)

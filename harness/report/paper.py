@@ -46,6 +46,18 @@ TORCHFT_REPAIR_S = Published(value="0.682", conditions=TORCHFT, place="Table VII
 TORCHFT_NEXT_UPDATE_S = Published(value="12.896", conditions=TORCHFT, place="Table VIII")
 STALE_REFERENCES = Published(value="33", conditions=ABLATION, place="causal ablation")
 
+POLICIES_PLACE = "Table II"
+POLICIES_CONDITIONS = (
+    "two-rank DDP at a boundary, 4 trials a cell, valid and replayed on an A100 and on a 910B"
+)
+POLICIES = {
+    "no recovery": "A100 0/4; 910B 0/4",
+    "always L1": "A100 4/4, 0 replayed; 910B 0/4",
+    "always L2": "A100 4/4, 32 replayed; 910B 4/4, 32 replayed",
+    "qualified": "A100 L1 4/4, 0 replayed; 910B L2 4/4, 32 replayed",
+}
+"""Policy -> what became of it on each stack."""
+
 CHECKPOINTS_PLACE = "Table I"
 CHECKPOINTS = (
     "1.216 B parameters, 4 GPUs, PyTorch 2.11.0, native DCP, local NVMe, a checkpoint at every "

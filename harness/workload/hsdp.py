@@ -18,6 +18,9 @@ from harness.workload.presets import Workload
 from harness.workload.seeds import derive_seed
 from strategies import Groups, Layout
 
+COMPILER_BACKEND = "aot_eager"
+"""All of the compiler but the code generator, which needs a C++ compiler on the machine."""
+
 
 class Update(NamedTuple):
     """What one update did on this rank."""
@@ -39,12 +42,14 @@ def build(
     activation_checkpointing: bool,
     seed: int,
     wrapper: str = "fsdp1",
+    compiled: bool = False,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Build the wrapped model and its optimizer; a collective of every rank.
 
     Parameters, gradients and both moments have `dtype`. Weights start equal on
     all ranks, since they depend on `seed` alone; the global generators are
-    then seeded for this rank, so that dropout differs between ranks.
+    then seeded for this rank, so that dropout differs between ranks. If it is to be `compiled`,
+    every block is, by itself.
 
     Raises:
         SpecError: the mesh is none for that wrapper.
@@ -57,6 +62,10 @@ def build(
     model = chosen.wrap(decoder, layout=layout, groups=groups, device=device)
     if activation_checkpointing:
         apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+    if compiled:
+        for module in model.modules():
+            if isinstance(module, Block):
+                module.compile(backend=COMPILER_BACKEND, dynamic=False)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=workload.lr,

@@ -184,6 +184,29 @@ class TestPhases:
         assert pytest.approx(3900) == found["restart"]
         assert pytest.approx(9600) == sum(found.values()) - found["next update"]
 
+    def test_restart_of_one_replica(self) -> None:
+        """Only the ranks that were started again are waited for, and nothing is replayed."""
+        expected = {
+            "restart": 750,
+            "import": 2000,
+            "connect": 500,
+            "build": 500,
+            "restore": 500,
+            "heal": 500,
+            "resume": 250,
+            "next update": 1250,
+        }
+
+        assert pytest.approx(expected) == metrics.phases_ms(logs.healed().timeline())
+        assert 0 == metrics.replayed_updates(logs.healed().timeline())
+
+    def test_discarded_is_not_replayed(self) -> None:
+        """What is executed and thrown away before the next update has its own name."""
+        log = without(logs.repaired(), "phase").add(13.7, "begin", logs.PEER, update=4)
+        log.add(13.9, "discard", logs.PEER, update=4)
+
+        assert {"discarded", "next update"} == metrics.phases_ms(log.timeline()).keys()
+
     def test_repair_is_the_slowest_ranks(self) -> None:
         """Phases are those of the rank that took longest in all, and the rest has a name."""
         expected = {"guard": 0.1, "rebuild": 2.0, "resume": 497.9, "next update": 950}
