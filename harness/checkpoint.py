@@ -142,6 +142,9 @@ def restore(job: TrainingJob, checkpoint: Path) -> None:
         optim_state_dict=state["optimizer"],
     )
     own = state[_own_key()]
+    with torch.no_grad():
+        for name, buffer in job.model.named_buffers():
+            buffer.copy_(own[f"buffer/{name}"])
     torch.set_rng_state(own["rng_cpu"])
     if "rng_cuda" in own:
         torch.cuda.set_rng_state(own["rng_cuda"])
@@ -164,7 +167,9 @@ def _own_key() -> str:
 def collect(job: TrainingJob) -> dict[str, Any]:
     """Return what is saved, without copies where the wrapper needs none; all ranks call this."""
     model, optimizer = get_state_dict(job.model, job.optimizer)
+    # Of a buffer that every rank changes by itself, DCP would keep one rank's.
     own: dict[str, Any] = {
+        **{f"buffer/{name}": buffer for name, buffer in job.model.named_buffers()},
         "rng_cpu": torch.get_rng_state(),
         "cursor": torch.tensor(job.loader.state_dict()["cursor"]),
     }

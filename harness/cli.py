@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import warnings
 from collections.abc import Callable
@@ -165,6 +166,7 @@ def tune(
 @guarded
 def matrix(
     strategies: options.Strategies = "",
+    workload: options.Workload = "tiny",
     wrappers: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     faults: Annotated[str, typer.Option(help="KIND@PHASE, comma-separated; default all.")] = "",
     out: options.MatrixOut = options.REPORTS / "verdicts",
@@ -181,13 +183,14 @@ def matrix(
     from strategies import Platform
 
     found = verdicts.run(
-        options.make_spec(),
+        options.make_spec(workload=workload),
         plan.contenders(_names(strategies)),
         wrappers=_names(wrappers) or list(WRAPPERS),
         strikes=_names(faults) or verdicts.STRIKES,
         platform=Platform(device="cpu", backend=environment.backend_for("cpu", world_size=4)),
         folder=out,
         progress=Progress(),
+        check=functools.partial(options.check_machine, refuse=CannotRunHere),
     )
     typer.echo((out / verdicts.MATRIX).read_text())
     if verdicts.unexpected(found):
@@ -281,10 +284,10 @@ def checkpoints(  # noqa: PLR0917  as above
         data=data,
         checkpoint_mode=",".join(checkpoint_costs.MODES),
     )
-    options.check_machine(spec, refuse=CannotRunHere)
+    spec = options.check_machine(spec, refuse=CannotRunHere)
     backend = environment.backend_for(device, world_size=spec.mesh.world_size)
     planned = checkpoint_costs.planned(spec, rounds=rounds, saves=saves, backend=backend)
-    folder = options.output_folder(out, f"checkpoints-{workload}-{device}")
+    folder = options.output_folder(out, f"checkpoints-{_in_a_path(spec.workload)}-{device}")
     checkpoint_costs.run(
         planned,
         platform=Platform(device=device, backend=backend),
@@ -449,7 +452,7 @@ def _compare(spec: Any, names: list[str], *, out: Path | None) -> None:
     from harness import plan
 
     entries = plan.contenders(names)
-    folder = options.output_folder(out, f"{spec.preset}-{spec.workload}-{spec.device}")
+    folder = options.output_folder(out, f"{spec.preset}-{_in_a_path(spec.workload)}-{spec.device}")
     summary = _run(spec, entries, folder, _title(spec))
     typer.echo((folder / "report.md").read_text().split("\n## ", 2)[0].rstrip())
     typer.echo(f"\nreport: {folder / 'report.md'}")
@@ -468,12 +471,17 @@ def _run(spec: Any, entries: list[Any], folder: Path, title: str) -> Any:
     from harness.progress import Progress
     from strategies import Platform
 
-    options.check_machine(spec, refuse=CannotRunHere)
+    spec = options.check_machine(spec, refuse=CannotRunHere)
     backend = environment.backend_for(spec.device, world_size=spec.mesh.world_size)
     platform = Platform(device=spec.device, backend=backend)
     return comparison.run(
         spec, entries, platform=platform, folder=folder, title=title, progress=Progress()
     )
+
+
+def _in_a_path(text: str) -> str:
+    """`mine.py:build` as part of a folder's name."""
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def _title(spec: Any) -> str:

@@ -181,6 +181,8 @@ class RunSummary(msgspec.Struct, kw_only=True):
     update_s: float | None = None
     """Median time of an update that was neither hit by the fault nor first after a start."""
     goodput_tokens_s: float | None = None
+    goodput_samples_s: float | msgspec.UnsetType = msgspec.UNSET
+    """In place of tokens, where the workload has none."""
     runtime_goodput: float | None = None
     shares: dict[str, float] = msgspec.field(default_factory=dict)
     detection_s: float | None = None
@@ -200,7 +202,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     resources: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
     """`before` and `after`: largest value over the ranks."""
     curve: list[tuple[float, int]] = msgspec.field(default_factory=list)
-    """(seconds since launch, committed tokens of all ranks), at every commit."""
+    """(seconds since launch, committed tokens, or samples, of all ranks), at every commit."""
     fault_s: float | None = None
     """Seconds from launch to the fault."""
 

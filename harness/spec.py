@@ -245,12 +245,27 @@ def check_timeouts(timeouts: Timeouts) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Own:
+    """A workload of the user's: a function in a Python file."""
+
+    path: str
+    """Resolved; in published records the file's name alone."""
+    function: str
+    sha256: str
+    """Of the file. A rank builds nothing from another."""
+    found: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What trying it once has shown (`harness.workload.preflight`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
     """One comparison, or one run of it."""
 
     preset: str = "quick"
     schedule: Schedule = PRESETS["quick"]
     workload: str = "tiny"
+    own: Own | None = None
+    """None for one of the built-in workloads."""
     wrapper: str = "fsdp1"
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     device: str = "cpu"
@@ -309,4 +324,5 @@ class RunSpec:
         precision = spec.dtype + ("+ac" if spec.activation_checkpointing else "")
         precision += "+compiled" if spec.compiled else ""
         place = f"{self.backend}-{spec.device}"
-        return f"{spec.workload}/{spec.wrapper}/{spec.mesh}/{place}/{precision}"
+        workload = f"{spec.workload}@{spec.own.sha256[:12]}" if spec.own else spec.workload
+        return f"{workload}/{spec.wrapper}/{spec.mesh}/{place}/{precision}"

@@ -14,9 +14,8 @@ from harness.faults import Boundary, CollectiveFailed, Notices, halting
 from harness.job import TrainingJob
 from harness.layout import CHECKPOINTS, REPLICA
 from harness.saver import Saver
-from harness.workload import hsdp
-from harness.workload.data import Corpus, Loader
-from harness.workload.presets import find_workload
+from harness.workload import chosen, hsdp
+from harness.workload.data import Loader
 from strategies import Failure, Outcome, root_cause
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class Trainer:
         self._strategy = strategy
         self._folder = folder
         self._checkpoints = _checkpoints(folder, attempt)
-        self._workload = find_workload(run.spec.workload)
         self._notices = Notices(
             run.spec.schedule.faults if run.faulted else (), store=attempt.store()
         )
@@ -56,8 +54,8 @@ class Trainer:
         groups = strategy.connect(attempt)
         recorder.emit("connected")
         spec = run.spec
-        model, optimizer = hsdp.build(
-            self._workload,
+        model, optimizer, training = hsdp.build(
+            chosen.maker(spec),
             layout=attempt.layout,
             groups=groups,
             device=attempt.device,
@@ -68,9 +66,7 @@ class Trainer:
             compiled=spec.compiled,
         )
         loader = Loader(
-            Corpus.load(spec.data),
-            seq_len=self._workload.seq_len,
-            microbatch=self._workload.microbatch,
+            training,
             rank=attempt.layout.rank,
             world_size=attempt.layout.world_size,
             seed=spec.seed,
@@ -79,12 +75,13 @@ class Trainer:
         self.job = TrainingJob(
             model=model,
             optimizer=optimizer,
+            training=training,
             loader=loader,
             attempt=attempt,
             groups=groups,
             recorder=recorder,
         )
-        self._capturing = accelpact.Capturing(loader)
+        self._capturing = accelpact.Capturing(loader, model)
         recorder.emit("built")
         self._saver = Saver(self.job, self._checkpoints, modes=spec.saving.modes)
         self._restore()
@@ -140,12 +137,18 @@ class Trainer:
         strategy.begin(job)
         job.emit("begin", update=job.frontier + 1)
         before = self._capturing.take(job.frontier) if strategy.gates_updates else None
-        with halting(job, self._notices, microbatches=self._workload.accumulation):
+        own = self._run.spec.own
+        with halting(
+            job,
+            self._notices,
+            microbatches=job.training.accumulation,
+            at=own.found.get("halts_at") if own is not None else None,
+        ):
             update = hsdp.train_update(
                 job.model,
                 job.optimizer,
                 job.loader,
-                self._workload,
+                job.training,
                 wrapper=self._run.spec.wrapper,
                 may_commit=lambda: strategy.may_commit(job),
             )

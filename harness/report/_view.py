@@ -61,6 +61,12 @@ class View:
         """Numbers of all blocks."""
         return sorted({run.block for run in self.summary.runs})
 
+    @property
+    def unit(self) -> str:
+        """What the workload gets through: tokens, or samples where it has none."""
+        in_samples = any(run.goodput_samples_s for run in self.summary.runs)
+        return "samples" if in_samples else "tokens"
+
     def contender(self, name: str) -> Contender | None:
         """What the records say about a contender as such."""
         return next((each for each in self.summary.contenders if each.name == name), None)

@@ -9,12 +9,15 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from accelpact import Rejected
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Callable
 
 CUDA = torch.device("cuda")
 UNDEFINED = -(2**31)
@@ -200,3 +203,10 @@ def later(seconds: float, act: Any) -> None:
         act()
 
     threading.Thread(target=run, daemon=True).start()
+
+
+def refusal(call: Callable[[], object]) -> Rejected:
+    """Return why `call` refuses."""
+    with pytest.raises(Rejected) as found:
+        call()
+    return found.value

@@ -41,7 +41,7 @@ class TestGoodput:
         """5 updates of 4 ranks with 128 tokens each count once, replayed or not."""
         found = times(LOGS[name]())
 
-        assert 2560 == metrics.tokens_committed(LOGS[name]().timeline())
+        assert 2560 == metrics.committed(LOGS[name]().timeline())
         assert pytest.approx(wall_s) == found["wall_s"]
         assert pytest.approx(1.5) == found["teardown_s"]
         assert pytest.approx(2560 / wall_s) == found["goodput_tokens_s"]
@@ -60,14 +60,14 @@ class TestGoodput:
         log = without(logs.uninterrupted(), "commit", update=5, rank=2)
 
         assert 4 == log.timeline().committed
-        assert 4 * 4 * 128 == metrics.tokens_committed(log.timeline())
+        assert 4 * 4 * 128 == metrics.committed(log.timeline())
 
     def test_curve_counts_an_update_once(self) -> None:
         """Replayed updates do not move the curve; each point is the slowest rank's commit."""
         expected = [(0.0, 0), (6, 512), (8, 1024), (10, 1536), (24, 2048), (26, 2560)]
-        repaired = metrics.token_curve(logs.repaired().timeline())
+        repaired = metrics.curve(logs.repaired().timeline())
 
-        assert expected == metrics.token_curve(logs.restarted().timeline())
+        assert expected == metrics.curve(logs.restarted().timeline())
         assert pytest.approx((15.05, 2048)) == repaired[4]
 
 

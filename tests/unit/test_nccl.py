@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from accelpact import Rejected, _communicator
-from accelpact._communicator._backends import BACKENDS, Members, _nccl_settings
+from accelpact import _communicator
+from accelpact._communicator._backends import BACKENDS, Members
 from accelpact._errors import Reason
-from accelpact._native import Footprint
-from accelpact._replacement import Rebuild, Reconfigure
 from tests.unit import nccl_fakes as fakes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.unit.nccl_fakes import refusal
 
 NCCL = BACKENDS["nccl"]
 CUDA = [fakes.CUDA]
@@ -32,13 +27,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> fakes.Device:
     """A device that is not there, and settings that are right."""
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
     return fakes.Device(monkeypatch)
-
-
-def refusal(call: Callable[[], object]) -> Rejected:
-    """Return why `call` refuses."""
-    with pytest.raises(Rejected) as found:
-        call()
-    return found.value
 
 
 def members(**changes: Any) -> Members:
@@ -233,46 +221,115 @@ class TestCreate:
         assert "expected the members of group pair to connect by NCCL within" in found.detail
 
 
+class Recording:
+    """In the place of torch's group."""
+
+    BackendType = dist.ProcessGroup.BackendType
+
+    def __init__(self, *_: Any) -> None:
+        self.bound_device_id: torch.device | None = None
+        self.seen: list[Any] = []
+        """Its default, then what was registered, and what it was bound to then."""
+        self._device_types = CUDA
+
+    def _set_default_backend(self, kind: Any) -> None:
+        self.seen.append(kind)
+
+    def _register_backend(self, where: torch.device, kind: Any, backend: Any) -> None:
+        self.seen.append((where, kind, type(backend).__name__, self.bound_device_id))
+
+    def _get_backend(self, _: Any) -> Any:
+        raise RuntimeError
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """The groups that are made."""
+    made: list[Recording] = []
+
+    class Noted(Recording):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(dist, "ProcessGroup", Noted)
+    return made
+
+
 class TestConnect:
     """The group around it."""
 
     def test_bound_before_its_backends_are_registered(
-        self, device: fakes.Device, monkeypatch: pytest.MonkeyPatch
+        self, device: fakes.Device, recorded: list[Recording], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A group hands its device on to a backend when that is registered, and only then."""
         assert device
-        made = []
-
-        class Recording:
-            BackendType = dist.ProcessGroup.BackendType
-
-            def __init__(self, *_: Any) -> None:
-                self.bound_device_id: torch.device | None = None
-                self.seen: list[Any] = []
-                self._device_types = CUDA
-                made.append(self)
-
-            def _set_default_backend(self, kind: Any) -> None:
-                self.seen.append(kind)
-
-            def _register_backend(self, where: torch.device, kind: Any, backend: Any) -> None:
-                self.seen.append((where, kind, type(backend), self.bound_device_id))
-
-            def _get_backend(self, _: Any) -> Any:
-                raise RuntimeError
-
         old = fakes.group(fakes.ProcessGroupNCCL2)
         old.bound_device_id = torch.device("cuda", 1)
         fakes.register(monkeypatch, old, "cuda:nccl2")
         description = _communicator.describe(old)
-        monkeypatch.setattr(dist, "ProcessGroup", Recording)
         _communicator.connect(description, store=dist.HashStore(), rank=1, deadline=3)
         custom = Recording.BackendType.CUSTOM
 
         assert [
             custom,
-            (fakes.CUDA, custom, fakes.ProcessGroupNCCL2, torch.device("cuda", 1)),
-        ] == made[0].seen
+            (fakes.CUDA, custom, "ProcessGroupNCCL2", torch.device("cuda", 1)),
+        ] == recorded[0].seen
+
+    def test_backend_per_device(
+        self, device: fakes.Device, recorded: list[Recording], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each gets its own, under its own prefix; what has no device is the device's."""
+        assert device
+        host = torch.device("cpu")
+        seen = []
+
+        class Host:
+            """In the place of Gloo's, which would look for its peer."""
+
+            options = SimpleNamespace(_timeout=timedelta(seconds=9))
+
+            def __init__(self, store: dist.PrefixStore) -> None:
+                store.set("key", "value")
+
+            def name(self) -> str:
+                return "gloo"
+
+        def create(_: object, store: dist.PrefixStore, who: Members, __: object) -> Host:
+            seen.append(who.timeout)
+            return Host(store)
+
+        monkeypatch.setattr(type(BACKENDS["gloo"]), "create", create)
+        store = dist.HashStore()
+        old = fakes.group()
+        on_device, on_host = old._get_backend(fakes.CUDA), Host(dist.PrefixStore("old", store))
+        old._device_types = [host, fakes.CUDA]
+        old._get_backend = lambda each: on_host if each.type == "cpu" else on_device
+        fakes.register(monkeypatch, old, "cpu:gloo,cuda:nccl")
+        description = _communicator.describe(old)
+        _communicator.connect(description, store=store, rank=0, deadline=3)
+        kinds = Recording.BackendType
+
+        assert [
+            kinds.NCCL,
+            (host, kinds.GLOO, "Host", None),
+            (fakes.CUDA, kinds.NCCL, "ProcessGroupNCCL", None),
+        ] == recorded[0].seen
+        assert [timedelta(seconds=9)] == seen
+        assert store.check(["cpu//key"])
+
+    def test_all_backends_are_cut(self, device: fakes.Device) -> None:
+        """Whether one of them could not be is told."""
+        assert device
+        group = fakes.group()
+        on_device = group._get_backend(fakes.CUDA)
+        on_host = SimpleNamespace(name=lambda: "gloo", options=SimpleNamespace(_devices=[]))
+        group._device_types = [torch.device("cpu"), fakes.CUDA]
+        group._get_backend = lambda each: on_host if each.type == "cpu" else on_device
+
+        assert not _communicator.interrupt(group)
+        _communicator.stop([group], deadline=3)
+        assert 1 == on_device.aborts
 
     def test_probe_has_a_deadline(
         self, device: fakes.Device, monkeypatch: pytest.MonkeyPatch
@@ -292,135 +349,3 @@ class TestConnect:
 
         assert Reason.DEADLINE is found.reason
         assert "expected the probe of the new group to end within" in found.detail
-
-
-class TestServed:
-    """What is refused at `attach`."""
-
-    def test_unknown_backend(self, device: fakes.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One line says what was found and what is served."""
-        assert device
-        group = fakes.group(name="7")
-        fakes.register(monkeypatch, group, "npu:hccl")
-        found = refusal(lambda: _communicator.require_served([group], deadline=30))
-
-        assert Reason.UNSUPPORTED is found.reason
-        assert (
-            "expected groups of the backends gloo, nccl, nccl-legacy, nccl2; found npu:hccl for "
-            "group 7" == found.detail
-        )
-
-    def test_wrong_settings(self, device: fakes.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All of them, in one line."""
-        assert device
-        for name in list(os.environ):
-            if name.startswith(("TORCH_NCCL_", "NCCL_")):
-                monkeypatch.delenv(name)
-        monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-        group = fakes.group()
-        fakes.register(monkeypatch, group, "cuda:nccl")
-        found = refusal(lambda: _communicator.require_served([group], deadline=30))
-
-        assert Reason.UNSUPPORTED is found.reason
-        assert "\n" not in found.detail
-        assert "TORCH_NCCL_ASYNC_ERROR_HANDLING is '1': set 2" in found.detail
-        assert "TORCH_NCCL_ENABLE_MONITORING is unset, which means 1: set 0" in found.detail
-        assert not _nccl_settings.BLOCKING_WAIT.is_on(os.environ)
-
-    def test_second_backend_under_the_name_of_the_first(
-        self, device: fakes.Device, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It has no monitor, so nothing of that is asked for."""
-        assert device
-        monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
-        monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-        for name in ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"):
-            monkeypatch.delenv(name, raising=False)
-        first, second = fakes.group(), fakes.group(fakes.ProcessGroupNCCL2)
-        for each in (first, second):
-            fakes.register(monkeypatch, each, "cuda:nccl")
-        _communicator.require_served([second], deadline=30)
-        found = refusal(lambda: _communicator.require_served([first], deadline=30))
-
-        assert "TORCH_NCCL_ENABLE_MONITORING" in found.detail
-
-    @pytest.mark.parametrize("kind", [fakes.ProcessGroupNCCL, fakes.ProcessGroupNCCL2])
-    def test_right(
-        self,
-        kind: type[fakes.Fake],
-        device: fakes.Device,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """Either class, by whichever name."""
-        assert device
-        group = fakes.group(kind)
-        fakes.register(monkeypatch, group, "cuda:nccl")
-        _communicator.require_served([group], deadline=30)
-        description = _communicator.describe(group)
-
-        assert "nccl" == description.backend
-        assert Rebuild().objection(group, description) is None
-
-    def test_wrapped(self, device: fakes.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What debugging puts around a backend has no abort."""
-        assert device
-        group = fakes.Group("pair", fakes.Wrapped(fakes.make()))
-        fakes.register(monkeypatch, group, "cuda:nccl")
-        served: list[Any] = [group]
-        found = refusal(lambda: _communicator.require_served(served, deadline=30))
-
-        assert "found Wrapped (TORCH_DISTRIBUTED_DEBUG=DETAIL wraps them)" in found.detail
-
-    def test_lacking(self, device: fakes.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Attributes are probed, not versions."""
-        assert device
-        monkeypatch.delattr(fakes.Fake, "abort")
-
-        assert "this torch's ProcessGroupNCCL lacks abort" == NCCL.objection(fakes.group(), CUDA)
-
-    def test_made_to_be_reconfigured(self, device: fakes.Device) -> None:
-        """Such a group does not work before it was."""
-        assert device
-        group = fakes.group(fakes.ProcessGroupNCCL2)
-        group._get_backend(fakes.CUDA).options.enable_reconfigure = True
-        found = NCCL.objection(group, CUDA)
-
-        assert found is not None
-        assert "made to be reconfigured" in found
-
-    def test_in_place(self, device: fakes.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Torch may be able to; here it is not written."""
-        assert device
-        from torch.distributed import distributed_c10d as c10d
-
-        for name in ("_supports_reconfigure", "_get_reconfigure_handle", "_reconfigure"):
-            monkeypatch.setattr(c10d, name, lambda *_: True, raising=False)
-        group = fakes.group(fakes.ProcessGroupNCCL2)
-        fakes.register(monkeypatch, group, "cuda:nccl2")
-        found = Reconfigure().objection(group, _communicator.describe(group))
-
-        assert "reconfiguring nccl2 in place is not written for here" == found
-
-
-class TestFootprint:
-    """Threads that prove that a communicator has gone."""
-
-    @pytest.mark.parametrize(
-        ("kind", "blocking", "expected"),
-        [
-            (fakes.ProcessGroupNCCL, "0", 1),
-            (fakes.ProcessGroupNCCL, "1", 0),
-            (fakes.ProcessGroupNCCL2, "0", 0),
-        ],
-    )
-    def test_watchdog(
-        self,
-        kind: type[fakes.Fake],
-        blocking: str,
-        expected: int,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """There is none where calls wait, and the second backend's has no name."""
-        monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", blocking)
-
-        assert expected == Footprint([fakes.make(kind)]).threads.total()
