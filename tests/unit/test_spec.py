@@ -30,6 +30,7 @@ COMMANDS = (
     "breakeven",
     "report",
     "matrix",
+    "qualify",
     "checkpoints",
     "doctor",
     "list",
@@ -497,7 +498,8 @@ class TestListings:
         phases = ["boundary", "forward", "backward"]
 
         assert [
-            {"name": kind, "kinds": [kind], "phases": phases} for kind in ("absent", "kill")
+            *({"name": kind, "kinds": [kind], "phases": phases} for kind in ("absent", "kill")),
+            {"name": "error", "kinds": ["error"], "phases": ["step"]},
         ] == self.listed("faults")
 
     @pytest.mark.parametrize("kind", ["strategies", "workloads", "faults"])
