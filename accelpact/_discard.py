@@ -106,8 +106,10 @@ def discard(pact: Pact, error: BaseException | None, *, began: float) -> Discard
             if not needed <= steps:  # a peer's failure concerns groups that this rank had not seen
                 demand_none(pact.admission.ask(phase, DISCARD, needed | steps))
         with clock.phase("discard"):
-            for exchange in exchanges:
-                _communicator.interrupt(exchange.old)  # what else is under way on it ends now
+            # What else is under way on them ends now, and lets the device go that `undo` waits for.
+            _communicator.stop(
+                [exchange.old for exchange in exchanges], deadline=pact.settings.deadline
+            )
             _forget(error)
             undo(pact)
         for name in ("retire", "rebuild", "rebind", "validate"):

@@ -258,7 +258,7 @@ def stack_of(*, backend: str, device: str) -> dict[str, str]:
     """Describe what this process runs on; `device` is `cpu` or `cuda`."""
     torch_version = str(torch.__version__)
     version = torch_version  # Gloo comes with torch and has no number of its own
-    if backend == "nccl":
+    if "nccl" in backend:
         version = ".".join(map(str, torch.cuda.nccl.version()))
     named = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     return {

@@ -1,10 +1,12 @@
-"""Phase 2: is this rank at a committed boundary, with nothing in flight on the device?"""
+"""Phase 2: is this rank at a committed boundary?
+
+Asked of the host alone. The device is waited for when the communicator is stopped, since before
+that a collective that failed may occupy it for good.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import torch
 
 from accelpact._errors import Reason, Rejected
 
@@ -23,7 +25,7 @@ def structure(watches: Sequence[Watch]) -> list[str]:
 
 
 def check_boundary(watches: Sequence[Watch], boundary: Boundary) -> None:
-    """Synchronize the device and look for every sign of an update under way.
+    """Look for every sign of an update under way.
 
     Args:
         watches: what each framework looks at, made once from the model.
@@ -32,8 +34,6 @@ def check_boundary(watches: Sequence[Watch], boundary: Boundary) -> None:
     Raises:
         Rejected: `reject_uncommitted_boundary`, with the first few signs.
     """
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
     found = []
     if boundary.stepping:
         found.append("the optimizer has stepped and the update was not committed")

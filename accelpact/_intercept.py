@@ -104,7 +104,7 @@ class Intercept:
     def _collective(self, call: Call) -> Any:
         call.group = self._pact.redirects.current(call.group)
         if self._inside:  # a part of a collective that is looked after as a whole
-            return call.make()
+            return self._make(call)
         self._inside = True
         try:
             if self._pact.boundary.declared:
@@ -131,7 +131,7 @@ class Intercept:
             self._pact.join_pending()
             call.group = self._pact.redirects.current(call.group)
             try:
-                result = self._wait_in(call, call.make)
+                result = self._wait_in(call, functools.partial(self._make, call))
             except RuntimeError as error:
                 if repairs == MAX_REPAIRS or not is_communication_failure(error):
                     raise
@@ -142,6 +142,18 @@ class Intercept:
                     return result
             self.mend(call, copies)
         raise AssertionError
+
+    def _make(self, call: Call) -> Any:
+        """Make a call; at a boundary, return only when it has completed."""
+        result = call.make()
+        if self._pact.boundary.declared and not isinstance(result, dist.Work):
+            self._pact.settling.await_collective(_group_of(call))
+        return result
+
+    def _finish(self, work: dist.Work, call: Call, *args: Any) -> bool:
+        done: bool = work.wait(*args)
+        self._pact.settling.await_collective(_group_of(call))
+        return done
 
     def complete(self, group: ProcessGroup) -> bool:
         """Count a completed collective; whether that stands.
@@ -177,7 +189,7 @@ class Intercept:
             return bool(work.wait(*args))
         for repairs in range(MAX_REPAIRS + 1):
             try:
-                done: bool = self._wait_in(call, functools.partial(work.wait, *args))
+                done: bool = self._wait_in(call, functools.partial(self._finish, work, call, *args))
             except RuntimeError as error:
                 if repairs == MAX_REPAIRS or not is_communication_failure(error):
                     raise

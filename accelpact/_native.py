@@ -13,12 +13,15 @@ Names seen in torch 2.13.0 and 2.14.1 (Gloo); those of NCCL are read in the sour
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accelpact._communicator import has_watchdog
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -114,7 +117,8 @@ class Footprint:
             # Those of the connections are closed when an operation fails. That of the device, on
             # which it listens, is open as long as the device lives.
             self.num_descriptors += num_devices
-        elif kind.startswith("nccl"):
+        elif kind == "nccl" and has_watchdog(os.environ):
+            # The thread of `nccl2` gives itself no name.
             self.threads += Counter({_NCCL_WATCHDOG: 1})
 
     def settle(self) -> None:

@@ -26,6 +26,7 @@ from accelpact._protocol import Repair, repair
 from accelpact._rebind import ReferenceIndex
 from accelpact._redirect import Redirects
 from accelpact._settings import Settings
+from accelpact._settling import CollectiveFailed, Settling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,7 @@ class Pact:
         attempt: the update under way, where it is protected too.
         discards: how often the update under way was taken back.
         redirects: where calls made with retired groups go.
+        settling: waits for collectives that have only been issued.
         admission: what may be done about a failure.
         audits: proofs that nothing names a retired group.
         log: the runtime's own record.
@@ -111,6 +113,7 @@ class Pact:
             on_notice=self._noticed,
             on_release=self._released,
         )
+        self.settling = Settling(self.control, self.index.synchronizing)
 
     # -- at every update -----------------------------------------------------------
 
@@ -206,6 +209,14 @@ class Pact:
         self._hooks = []
 
     def _before_step(self, *_: Any) -> None:
+        """Let the step begin once all that it reads is there, and no repair stands in its way."""
+        try:
+            self.settling.await_update()
+        except CollectiveFailed as error:
+            if self.attempt is None and self.settings.drive == "auto":
+                self.refuse(self._struck(str(error)), "unknown", [self.rank], trigger="exception")
+            self.boundary.poisoned.update(error.groups)
+            raise
         self.control.before_step()
 
     def _after_step(self, *_: Any) -> None:
@@ -370,15 +381,19 @@ class Pact:
 
         Raises:
             Rejected: `reject_deadline`, if not all ranks meet; `reject_unsupported`, if something
-                names a group for good that could only be rebuilt.
+                names a group for good that could only be rebuilt, or a backend or a setting of
+                this process is not served.
         """
+        world = dist.group.WORLD
+        assert world is not None
+        _communicator.require_served(
+            {world, *self.index.synchronizing()}, deadline=self.settings.deadline
+        )
         _replacement.require_choices(self.settings.replacement, self.index.obstacles)
         self.boundary.commit(frontier)
         self.captured = self._capturing.take(frontier)
         envelopes = self.control.meet(self.index.model_groups(), envelope=self.admission.digest)
         self.admission.agree(envelopes)
-        world = dist.group.WORLD
-        assert world is not None
         if dist.get_backend(world) == "gloo":  # other communicators are too dear to build for this
             store = self.control.rendezvous(0, "rehearsal")
             description = _communicator.describe(world)
@@ -464,7 +479,8 @@ def attach(
 
     Raises:
         Rejected: `reject_deadline`, if not every rank comes within `deadline`;
-            `reject_unsupported`, if a communication hook keeps a group that could only be rebuilt.
+            `reject_unsupported`, if a communication hook keeps a group that could only be rebuilt,
+            or a backend, or a setting of NCCL's, is one that no failure could be survived with.
         TypeError: `loader` cannot say where it is, or cannot be told.
         ValueError: a setting is out of its range.
     """

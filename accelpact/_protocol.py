@@ -78,9 +78,9 @@ def repair(
     """Replace `group` in place of restarting; every member calls this, nobody else.
 
     1 observe: the caller has an exception, or the notice of a peer's.
-    2 guard: this rank is at a committed boundary, its device is idle.
+    2 guard: this rank is at a committed boundary.
     3 admit: all that depend on a member pledge their frontier, and all are equal.
-    4 retire and rebuild: the old communicator goes, a new one takes its name.
+    4 retire and rebuild: the old communicator goes, the device is idle, a new one takes its name.
     5 rebind: every cached reference to the old group names the new one.
     6 validate and release: the new group computes; all are let go.
 

@@ -115,13 +115,19 @@ class Reconfigure:
     retires: ClassVar[bool] = False
 
     def objection(self, group: ProcessGroup, description: Description) -> str | None:
-        """Return why torch cannot reconfigure `group`."""
+        """Return why torch cannot reconfigure `group`.
+
+        A backend that hands its work to a device is left out: its communicator would have to be
+        revoked and not aborted, and nothing of that has been run.
+        """
         if not all(hasattr(c10d, function) for function in _FUNCTIONS):
             return f"torch {torch.__version__} cannot reconfigure a group in place (2.14 can)"
         try:
             supported = c10d._supports_reconfigure(group)
         except RuntimeError as error:  # it has several backends
             return str(error).split("\n", 1)[0]
+        if supported and _communicator.is_asynchronous(group):
+            return f"reconfiguring {description.backend} in place is not written for here"
         if not supported:
             return f"backend {description.backend} cannot be reconfigured, as this group was made"
         return None

@@ -33,7 +33,8 @@ def application_state(
 ) -> Mapping[str, torch.Tensor | int]:
     """Return this rank's S_app = {W, M, V, S_RNG, kappa, F, tau_opt} by name, without copies.
 
-    Weights and optimizer state are this rank's shards, on their own device; a
+    Weights and optimizer state are this rank's shards, on their own device; buffers, such as the
+    running statistics of batch normalization, are its own and count as weights. A
     parameter that has no optimizer state yet contributes none, so that a moment
     that went missing changes the set of names. The optimizer's step counters are
     among its state.
@@ -51,6 +52,8 @@ def application_state(
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, (torch.Tensor, int)):
                 state[f"{key}/{path}"] = value
+    for name, buffer in model.named_buffers():
+        state[f"buffer/{clean_name(name)}"] = buffer.detach()
     state["rng/cpu"] = torch.get_rng_state()
     if torch.cuda.is_initialized():
         state["rng/cuda"] = torch.cuda.get_rng_state()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.job import TrainingJob
 
 _MANIFEST = "manifest.json"
+_PARTIAL = ".partial"
 
 
 class CheckpointError(RuntimeError):
@@ -36,24 +37,49 @@ class Manifest(msgspec.Struct, kw_only=True):
     """Digest of every rank's S_app when it was saved."""
 
 
-def save(job: TrainingJob, folder: Path) -> None:
-    """Write the checkpoint of the current frontier; all ranks call this.
+def scratch(folder: Path, update: int, attempt: int) -> Path:
+    """Where `attempt` writes the checkpoint of `update` before it is complete.
 
-    It appears under its final name only once every rank has written its part.
+    Attempts in one process may overlap: what writes for an earlier one can outlive it.
     """
-    final = folder / f"update-{job.frontier:06d}"
-    scratch = final.with_name(final.name + ".partial")
-    if dist.get_rank() == 0 and scratch.exists():
-        shutil.rmtree(scratch)
-    dist.barrier()
-    dcp.save(_state(job), checkpoint_id=scratch)
-    roots: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(roots, job.digest().root)
+    return folder / f"{_name(update)}.{attempt}{_PARTIAL}"
+
+
+def publish(written: Path, *, update: int, roots: list[str]) -> int:
+    """Give a checkpoint that every rank has written its final name; one rank calls this.
+
+    If there is one of that name, which an earlier attempt has completed in the meantime, it stays.
+
+    Returns:
+        Size in bytes of what was written.
+    """
+    files = {path.name: path.stat().st_size for path in sorted(written.iterdir())}
+    write_json(written / _MANIFEST, Manifest(update=update, files=files, roots=roots))
+    final = written.with_name(_name(update))
+    if final.exists():
+        shutil.rmtree(written)
+    else:
+        written.rename(final)
+    return sum(files.values())
+
+
+def _name(update: int) -> str:
+    return f"update-{update:06d}"
+
+
+def chosen(folder: Path) -> Path | None:
+    """Return the checkpoint that all ranks restore, None if there is none; all ranks call this.
+
+    One may be completed while they look, so one rank looks. It removes what is not complete.
+    """
+    found: list[Any] = [None]
     if dist.get_rank() == 0:
-        files = {path.name: path.stat().st_size for path in sorted(scratch.iterdir())}
-        write_json(scratch / _MANIFEST, Manifest(update=job.frontier, files=files, roots=roots))
-        scratch.rename(final)
-    dist.barrier()
+        for left in folder.glob(f"*{_PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
+        newest = latest(folder)
+        found = [newest.name if newest is not None else None]
+    dist.broadcast_object_list(found, src=0)
+    return folder / found[0] if found[0] is not None else None
 
 
 def latest(folder: Path) -> Path | None:
@@ -100,7 +126,7 @@ def restore(job: TrainingJob, checkpoint: Path) -> None:
             f"checkpoint {checkpoint.name}: expected one of {dist.get_world_size()} ranks; found "
             f"{len(manifest.roots)}; it was not loaded"
         )
-    state = _state(job)
+    state = collect(job)
     try:
         dcp.load(state, checkpoint_id=checkpoint)
     except CheckpointException as error:  # the same on every rank; not an Exception
@@ -116,6 +142,9 @@ def restore(job: TrainingJob, checkpoint: Path) -> None:
         optim_state_dict=state["optimizer"],
     )
     own = state[_own_key()]
+    with torch.no_grad():
+        for name, buffer in job.model.named_buffers():
+            buffer.copy_(own[f"buffer/{name}"])
     torch.set_rng_state(own["rng_cpu"])
     if "rng_cuda" in own:
         torch.cuda.set_rng_state(own["rng_cuda"])
@@ -135,9 +164,12 @@ def _own_key() -> str:
     return f"rank{dist.get_rank()}"
 
 
-def _state(job: TrainingJob) -> dict[str, Any]:
+def collect(job: TrainingJob) -> dict[str, Any]:
+    """Return what is saved, without copies where the wrapper needs none; all ranks call this."""
     model, optimizer = get_state_dict(job.model, job.optimizer)
+    # Of a buffer that every rank changes by itself, DCP would keep one rank's.
     own: dict[str, Any] = {
+        **{f"buffer/{name}": buffer for name, buffer in job.model.named_buffers()},
         "rng_cpu": torch.get_rng_state(),
         "cursor": torch.tensor(job.loader.state_dict()["cursor"]),
     }

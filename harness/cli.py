@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import warnings
 from collections.abc import Callable
@@ -69,6 +70,8 @@ def compare(  # noqa: PLR0917  typer reads the options off the signature
     wrapper: options.Wrapper = "fsdp1",
     updates: options.Updates = None,
     checkpoint_at: options.CheckpointAt = None,
+    checkpoint_mode: options.CheckpointMode = "sync",
+    checkpoint_every: options.CheckpointEvery = None,
     fault: options.Faults = None,
     device: options.Device = "cpu",
     dtype: options.Dtype = None,
@@ -103,6 +106,8 @@ def run(  # noqa: PLR0917  as above
     wrapper: options.Wrapper = "fsdp1",
     updates: options.Updates = None,
     checkpoint_at: options.CheckpointAt = None,
+    checkpoint_mode: options.CheckpointMode = "sync",
+    checkpoint_every: options.CheckpointEvery = None,
     fault: options.Faults = None,
     device: options.Device = "cpu",
     dtype: options.Dtype = None,
@@ -161,6 +166,7 @@ def tune(
 @guarded
 def matrix(
     strategies: options.Strategies = "",
+    workload: options.Workload = "tiny",
     wrappers: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     faults: Annotated[str, typer.Option(help="KIND@PHASE, comma-separated; default all.")] = "",
     out: options.MatrixOut = options.REPORTS / "verdicts",
@@ -177,13 +183,14 @@ def matrix(
     from strategies import Platform
 
     found = verdicts.run(
-        options.make_spec(),
+        options.make_spec(workload=workload),
         plan.contenders(_names(strategies)),
         wrappers=_names(wrappers) or list(WRAPPERS),
         strikes=_names(faults) or verdicts.STRIKES,
         platform=Platform(device="cpu", backend=environment.backend_for("cpu", world_size=4)),
         folder=out,
         progress=Progress(),
+        check=functools.partial(options.check_machine, refuse=CannotRunHere),
     )
     typer.echo((out / verdicts.MATRIX).read_text())
     if verdicts.unexpected(found):
@@ -247,6 +254,51 @@ def qualify(  # noqa: PLR0917  as above
 
 @app.command()
 @guarded
+def checkpoints(  # noqa: PLR0917  as above
+    workload: options.Workload = "tiny",
+    rounds: Annotated[int, typer.Option(help="How often every mode has its turn.")] = 6,
+    saves: Annotated[int, typer.Option(help="Saves in one turn.")] = 4,
+    mesh: options.MeshOption = None,
+    wrapper: options.Wrapper = "fsdp1",
+    device: options.Device = "cpu",
+    dtype: options.Dtype = None,
+    seed: options.Seed = 1,
+    data: options.Data = None,
+    out: options.Out = None,
+) -> None:
+    """Measure what a checkpoint costs in every mode, in one run that takes the modes in turn.
+
+    Example: accelpact checkpoints --workload decoder-32l --out reports/checkpoints
+    """
+    from harness import checkpoint_costs, environment
+    from harness.progress import Progress
+    from strategies import Platform
+
+    spec = options.make_spec(
+        workload=workload,
+        mesh=mesh,
+        wrapper=wrapper,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        data=data,
+        checkpoint_mode=",".join(checkpoint_costs.MODES),
+    )
+    spec = options.check_machine(spec, refuse=CannotRunHere)
+    backend = environment.backend_for(device, world_size=spec.mesh.world_size)
+    planned = checkpoint_costs.planned(spec, rounds=rounds, saves=saves, backend=backend)
+    folder = options.output_folder(out, f"checkpoints-{_in_a_path(spec.workload)}-{device}")
+    checkpoint_costs.run(
+        planned,
+        platform=Platform(device=device, backend=backend),
+        folder=folder,
+        progress=Progress(),
+    )
+    typer.echo((folder / checkpoint_costs.TABLE).read_text())
+
+
+@app.command()
+@guarded
 def report(
     folder: Annotated[Path, typer.Argument(help="A comparison's folder.")],
     check: Annotated[
@@ -257,16 +309,21 @@ def report(
 
     Example: accelpact report reports/mine --check
     """
+    from harness import checkpoint_costs
     from harness import compare as comparison
     from harness import matrix as verdicts
 
     if not folder.is_dir():
         raise SpecError(f"folder: expected a comparison's folder; found none at {folder}")
-    is_matrix = verdicts.is_matrix(folder)
-    kind = verdicts if is_matrix else comparison
+    kind: Any = comparison
+    written = "report.md"
+    if verdicts.is_matrix(folder):
+        kind, written = verdicts, verdicts.MATRIX
+    elif checkpoint_costs.is_costs(folder):
+        kind, written = checkpoint_costs, checkpoint_costs.TABLE
     if not check:
         kind.finish(folder)
-        typer.echo(folder / (verdicts.MATRIX if is_matrix else "report.md"))
+        typer.echo(folder / written)
         return
     wrong = kind.check(folder)
     for name in wrong:
@@ -395,7 +452,7 @@ def _compare(spec: Any, names: list[str], *, out: Path | None) -> None:
     from harness import plan
 
     entries = plan.contenders(names)
-    folder = options.output_folder(out, f"{spec.preset}-{spec.workload}-{spec.device}")
+    folder = options.output_folder(out, f"{spec.preset}-{_in_a_path(spec.workload)}-{spec.device}")
     summary = _run(spec, entries, folder, _title(spec))
     typer.echo((folder / "report.md").read_text().split("\n## ", 2)[0].rstrip())
     typer.echo(f"\nreport: {folder / 'report.md'}")
@@ -414,12 +471,17 @@ def _run(spec: Any, entries: list[Any], folder: Path, title: str) -> Any:
     from harness.progress import Progress
     from strategies import Platform
 
-    options.check_machine(spec, refuse=CannotRunHere)
+    spec = options.check_machine(spec, refuse=CannotRunHere)
     backend = environment.backend_for(spec.device, world_size=spec.mesh.world_size)
     platform = Platform(device=spec.device, backend=backend)
     return comparison.run(
         spec, entries, platform=platform, folder=folder, title=title, progress=Progress()
     )
+
+
+def _in_a_path(text: str) -> str:
+    """`mine.py:build` as part of a folder's name."""
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def _title(spec: Any) -> str:

@@ -17,8 +17,7 @@ from harness.layout import CHECKSUMS, COMPARISON, DRIFT, ENVIRONMENT, REPORTED, 
 from harness.records import SCHEMA_VERSION, Contender, Digests, read_lines, write_json
 from harness.redact import redact
 from harness.tuning import tried
-from harness.workload.corpus import Corpus
-from harness.workload.presets import find_workload
+from harness.workload import chosen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,17 +177,10 @@ def describe(
     title: str,
 ) -> Comparison:
     """Say what is asked for and who takes part."""
-    workload = find_workload(spec.workload)
-    data = Corpus.load(spec.data).record(workload.seq_len)
     return Comparison(
         schema_version=SCHEMA_VERSION,
         title=title,
-        spec={
-            **msgspec.to_builtins(dataclasses.replace(spec, data=data["name"])),
-            "data": data,
-            "envelope": _envelope(spec),
-            "model": dataclasses.asdict(workload),
-        },
+        spec={**chosen.describe(spec), "envelope": _envelope(spec)},
         contenders=[
             *(
                 _contender(entry, entry.strategy.availability(platform), spec, platform)
@@ -221,6 +213,6 @@ def _contender(entry: Entry, answer: Availability, spec: Spec, platform: Platfor
         version=answer.version,
         variant=strategy.variant,
         settings=msgspec.to_builtins(settings),
-        integration_lines=integration_lines(type(strategy)),
+        integration_lines=integration_lines(strategy.name),
         tried=tried(strategy.name),
     )

@@ -94,11 +94,13 @@ def prune(path: Path, reference: Iterable[Digests], *, frontier: int) -> None:
 
 
 def save_state(state: Mapping[str, torch.Tensor | int], folder: Path, *, rank: int) -> None:
-    """Keep a rank's final floating-point tensors, if they are small enough."""
+    """Keep what a rank holds of the final floating-point tensors, if it is small enough."""
     import torch
+    from torch.distributed.tensor import DTensor
 
     tensors = {
-        name: value.detach().cpu()
+        # Who compares has no process groups, which a distributed tensor would bring with it.
+        name: (value.to_local() if isinstance(value, DTensor) else value).detach().cpu()
         for name, value in state.items()
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     }

@@ -19,7 +19,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from harness.processes import GRACE_S, die_with_parent
+from harness.layout import FIRST_RANK
+from harness.processes import GRACE_S, die_with_parent, end_with_parent
 from harness.worker import UNTIMED_VARIABLE
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def preload() -> None:
 
 
 def _launch(request: Mapping[str, Any]) -> NoReturn:
-    """Be the launcher of one run: start all ranks, and all again while restarts are left."""
+    """Be the launcher of one run, or the process that has forked several and attends to them."""
     status = _FAILED
     try:
         die_with_parent()
@@ -68,10 +69,37 @@ def _launch(request: Mapping[str, Any]) -> NoReturn:
         os.environ.update(request["environment"])
         added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [path for path in added if path and path not in sys.path]
-        for restart in range(request["max_restarts"] + 1):
-            if _attend([_fork(request, rank, restart) for rank in range(request["num_ranks"])]):
-                status = 0
-                break
+        number = request["num_launchers"]
+        ended_well = (
+            _start_all(request)
+            if number == 1
+            else _attend([_fork_launcher(request, place) for place in range(number)])
+        )
+        status = 0 if ended_well else _FAILED
+    except BaseException:  # noqa: BLE001  the process ends here, whatever it was
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _start_all(request: Mapping[str, Any]) -> bool:
+    """Start all ranks of this launcher, and all again while restarts are left."""
+    return any(
+        _attend([_fork(request, rank, restart) for rank in range(request["num_ranks"])])
+        for restart in range(request["max_restarts"] + 1)
+    )
+
+
+def _fork_launcher(request: Mapping[str, Any], place: int) -> int:
+    """Fork one launcher of several, the one that stands at `place`; return its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = _FAILED
+    try:
+        die_with_parent()
+        os.environ[FIRST_RANK] = str(place * request["num_ranks"])
+        status = 0 if _start_all(request) else _FAILED
     except BaseException:  # noqa: BLE001  the process ends here, whatever it was
         traceback.print_exc()
     finally:
@@ -139,6 +167,8 @@ def _end(left: set[int]) -> None:
             time.sleep(_POLL_S)
 
 
+if __name__ == "__mp_main__":  # imported by a process that a rank has spawned
+    end_with_parent()
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):  # its parent says so, once
         main()

@@ -1,18 +1,22 @@
-"""Lines that a contender needs in a training script, counted in its own source.
+"""Lines that a contender needs in a training script, counted in its example.
 
-A contender marks what a script would have to contain with `# integration: begin`
-and `# integration: end`. Blank lines and comments do not count.
+`examples/integration/train_plain.py` is the script, and `train_NAME.py` the same with contender
+NAME in it. What differs stands between `# integration: begin` and `# integration: end`: lines that
+are added, and those that replace one of the plain script. Blank lines and comments do not count.
 """
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from strategies import Strategy
+from pathlib import Path
 
 _BEGIN, _END = "# integration: begin", "# integration: end"
+
+
+def folder() -> Path:
+    """Return the folder of the examples, in a checkout or beside the installed package."""
+    here = Path(__file__).parent
+    installed = here / "examples"
+    return installed if installed.is_dir() else here.parent / "examples" / "integration"
 
 
 def count_lines(source: str) -> int | None:
@@ -35,10 +39,7 @@ def count_lines(source: str) -> int | None:
     return count if found else None
 
 
-def integration_lines(strategy: type[Strategy]) -> int | None:
-    """Count the lines marked in the module that defines `strategy`."""
-    module = inspect.getmodule(strategy)
-    try:
-        return count_lines(inspect.getsource(module)) if module is not None else None
-    except OSError:
-        return None
+def integration_lines(name: str) -> int | None:
+    """Count the lines marked in the example of contender `name`; None if it has none."""
+    example = folder() / f"train_{name}.py"
+    return count_lines(example.read_text()) if example.is_file() else None

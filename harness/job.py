@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from accelpact import StateDigest
     from harness.events import Recorder
     from harness.workload.data import Loader
+    from harness.workload.training import Training
     from strategies import Attempt, Groups
 
 
@@ -24,6 +25,7 @@ class TrainingJob:
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    training: Training
     loader: Loader
     attempt: Attempt
     groups: Groups

@@ -1,4 +1,8 @@
-"""Two ways to start the ranks of a run: torch's elastic launcher, or forks of one process."""
+"""Two ways to start the ranks of a run: torch's elastic launcher, or forks of one process.
+
+Either way there is one launcher for all ranks, or one per replica if the contender's settings say
+so. The latter's ranks are started again without the others'.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import subprocess
 import sys
 from typing import IO, TYPE_CHECKING, Protocol, final
 
+from harness.layout import FIRST_RANK
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -19,14 +25,17 @@ _ENDS_S = 10.0
 
 
 class Launched(Protocol):
-    """The launcher of one run."""
+    """The launcher of one run, or all of them."""
 
     def poll(self) -> int | None:
-        """Return its exit status, or None while it runs."""
+        """Return the exit status, or None while it runs.
+
+        Of several the first that has failed decides, even if others still run.
+        """
         ...
 
     def wait(self) -> int:
-        """Return its exit status when it has ended."""
+        """Return the exit status when all have ended."""
         ...
 
 
@@ -36,28 +45,55 @@ class Launch(Protocol):
     def __call__(
         self, run: RunSpec, folder: Path, environment: Mapping[str, str], log: Path
     ) -> Launched:
-        """Start the launcher; what it prints goes to `log`, an existing file."""
+        """Start the launchers; what they print goes to `log`, an existing file."""
         ...
 
 
-def torchrun(
-    run: RunSpec, folder: Path, environment: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
-    """Start torch's elastic launcher."""
+def num_launchers(run: RunSpec) -> int:
+    """How many launchers share the ranks of `run`; each has as many, in order."""
+    return run.spec.mesh.replicate if run.settings.get("launchers") == "replica" else 1
+
+
+def torchrun(run: RunSpec, folder: Path, environment: Mapping[str, str], log: Path) -> Launched:
+    """Start torch's elastic launcher, or the one like it that the contender names.
+
+    As often as there are launchers.
+    """
     options = run.settings["options"]
-    interval = options.get("monitor_interval", 0.1) if isinstance(options, dict) else 0.1
+    number = num_launchers(run)
+    num_ranks = run.spec.mesh.world_size // number
     command = [
-        *(sys.executable, "-m", "harness.launcher", str(run.spec.mesh.world_size)),
-        *(str(run.settings["max_restarts"]), str(interval), str(folder)),
+        *(sys.executable, "-m", "harness.launcher", str(num_ranks)),
+        *(str(run.settings["max_restarts"]), str(options.get("monitor_interval", 0.1))),
+        *(str(folder), options.get("launcher", "torch.distributed.run")),
+        *options.get("launcher_arguments", []),
     ]
     with log.open("ab") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+        return _Torchruns([
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**environment, FIRST_RANK: str(place * num_ranks)},
+            )
+            for place in range(number)
+        ])  # fmt: skip
+
+
+class _Torchruns:
+    """The launchers of one run."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+
+    def poll(self) -> int | None:
+        found = [process.poll() for process in self._processes]
+        return next((status for status in found if status), None if None in found else 0)
+
+    def wait(self) -> int:
+        found = [process.wait() for process in self._processes]
+        return next((status for status in found if status), 0)
 
 
 @final
@@ -98,7 +134,8 @@ class Forks:
     ) -> Launched:
         """Fork the ranks of `run`; one run at a time."""
         request = {
-            "num_ranks": run.spec.mesh.world_size,
+            "num_ranks": run.spec.mesh.world_size // num_launchers(run),
+            "num_launchers": num_launchers(run),
             "max_restarts": run.settings["max_restarts"],
             "folder": str(folder),
             "log": str(log),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from harness.records import SCHEMA_VERSION, Digests, Verdict, read_lines, write_
 from harness.spec import WRAPPERS, Fault, Mesh, Schedule, SpecError, choose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from harness.plan import Entry
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from strategies import Platform
 
 MATRIX, CELLS, TOOK = "matrix.md", "matrix.json", "seconds.json"
+USUAL = "tiny"
+"""The workload of a matrix that names none."""
 UPDATES, CHECKPOINT_AT, FRONTIER = 5, 2, 3
 STRIKES = ("absent@boundary", "absent@forward", "absent@backward", "kill@boundary", "kill@backward")
 
@@ -57,6 +59,8 @@ class Matrix(msgspec.Struct, kw_only=True):
     """`matrix.json`."""
 
     schema_version: int
+    workload: str | msgspec.UnsetType = msgspec.UNSET
+    """What was trained, where it is not the usual one."""
     seconds: dict[str, float]
     """What each wrapper took, by folder."""
     cells: list[Cell]
@@ -86,13 +90,17 @@ def run(
     platform: Platform,
     folder: Path,
     progress: Progress,
+    check: Callable[[Spec], Spec],
 ) -> Matrix:
     """Run what is asked for, one wrapper after the other, and write the matrix of `folder`.
+
+    Before the first run every wrapper's specification goes through `check`.
 
     Raises:
         SpecError: a wrapper is unknown, or has its records there already for this torch.
     """
     planned = faults(strikes)
+    _check_workload(folder, base)
     version = _torch_version()
     places = {
         choose("wrappers", name, WRAPPERS): folder / f"torch-{version}" / name for name in wrappers
@@ -100,16 +108,19 @@ def run(
     for place in places.values():
         if place.exists():
             raise SpecError(f"out: expected no {place.parent.name}/{place.name} yet; found {place}")
-    with Forks() as forks:
-        for name, place in places.items():
-            spec = dataclasses.replace(
-                base,
-                wrapper=name,
-                mesh=Mesh.parse(WRAPPERS[name]),
-                schedule=Schedule(
-                    updates=UPDATES, checkpoint_at=CHECKPOINT_AT, faults=tuple(planned[:1])
-                ),
+    # A fault inside an update, if any: it asks more of a workload of the user's own.
+    hardest = max(planned, key=lambda fault: fault.inside)
+    schedule = Schedule(updates=UPDATES, checkpoint_at=CHECKPOINT_AT, faults=(hardest,))
+    specs = [
+        check(
+            dataclasses.replace(
+                base, wrapper=name, mesh=Mesh.parse(WRAPPERS[name]), schedule=schedule
             )
+        )
+        for name in places
+    ]
+    with Forks() as forks:
+        for spec, place in zip(specs, places.values(), strict=True):
             _run_wrapper(spec, entries, planned, platform, place, progress, forks)
     return finish(folder)
 
@@ -184,13 +195,21 @@ def build(folder: Path) -> dict[str, bytes]:
     places = sorted(path.parent for path in folder.glob(f"torch-*/*/{COMPARISON}"))
     cells: list[Cell] = []
     seconds = {}
+    workloads: dict[str, None] = {}
     for place in places:
         summary = summarize.summarize(place)
+        workloads[_workload(summary.spec)] = None
         cells += _cells(summary, torch=place.parent.name.removeprefix("torch-"))
         if (place / TOOK).is_file():
             took = msgspec.json.decode((place / TOOK).read_bytes(), type=float)
             seconds[f"{place.parent.name}/{place.name}"] = took
-    matrix = Matrix(schema_version=SCHEMA_VERSION, seconds=seconds, cells=cells)
+    named = ", ".join(workloads)
+    matrix = Matrix(
+        schema_version=SCHEMA_VERSION,
+        workload=msgspec.UNSET if named in ("", USUAL) else named,
+        seconds=seconds,
+        cells=cells,
+    )
     text = msgspec.json.format(msgspec.json.encode(matrix), indent=1)
     own = (MATRIX, CELLS, CHECKSUMS)
     records = [path for path in folder.rglob("*") if path.is_file() and path.name not in own]
@@ -199,6 +218,24 @@ def build(folder: Path) -> dict[str, bytes]:
         MATRIX: render(matrix).encode(),
         CHECKSUMS: compare.checksums_of(records, folder).encode(),
     }
+
+
+def _workload(spec: Mapping[str, Any]) -> str:
+    """Name of what was trained, and of the user's own the version."""
+    name, own = str(spec.get("workload", USUAL)), spec.get("own")
+    return f"{name} ({own['sha256'][:12]})" if own else name
+
+
+def _check_workload(folder: Path, base: Spec) -> None:
+    """Refuse to put two workloads into one matrix."""
+    wanted = _workload(msgspec.to_builtins(base))
+    for path in folder.glob(f"torch-*/*/{COMPARISON}"):
+        found = _workload(msgspec.json.decode(path.read_bytes())["spec"])
+        if found != wanted:
+            raise SpecError(
+                f"out: expected a folder for {wanted} alone; found records of {found} in {folder}; "
+                "name another"
+            )
 
 
 def _cells(summary: Summary, *, torch: str) -> list[Cell]:
@@ -259,6 +296,8 @@ def render(matrix: Matrix) -> str:
             "`(r+d)`: r updates replayed, d discarded."
         ),
     ]
+    if matrix.workload:
+        lines += ["", f"The workload is {matrix.workload}."]
     for torch in dict.fromkeys(cell.torch for cell in matrix.cells):
         cells = [cell for cell in matrix.cells if cell.torch == torch]
         took = sum(

@@ -33,6 +33,7 @@ _RESTART_MILESTONES = (
     ("connected", "connect"),
     ("built", "build"),
     ("restored", "restore"),
+    ("healed", "heal"),
 )
 """Event that ends a phase of a restart, and the phase's name."""
 
@@ -46,27 +47,37 @@ def replayed_updates(timeline: Timeline) -> int:
     return max(counts)
 
 
-def tokens_committed(timeline: Timeline) -> int:
-    """Tokens of all ranks in the committed history, each counted once."""
-    return sum(event.tokens or 0 for event in timeline.final_commits())
+def counts_tokens(timeline: Timeline) -> bool:
+    """Whether the workload has tokens; else samples are what it gets through."""
+    return any(event.tokens is not None for event in timeline.select("commit"))
 
 
-def token_curve(timeline: Timeline) -> list[tuple[float, int]]:
-    """(seconds since launch, committed tokens of all ranks) whenever all ranks reach a new update.
+def committed(timeline: Timeline) -> int:
+    """Tokens, or samples, of all ranks in the committed history, each counted once."""
+    in_tokens = counts_tokens(timeline)
+    return sum(_amount(event, in_tokens=in_tokens) for event in timeline.final_commits())
 
-    An update that is replayed does not move the curve again.
+
+def _amount(event: Event, *, in_tokens: bool) -> int:
+    return (event.tokens or 0) if in_tokens else len(event.samples or [])
+
+
+def curve(timeline: Timeline) -> list[tuple[float, int]]:
+    """(seconds since launch, what all ranks have committed) whenever all reach a new update.
+
+    In tokens, or in samples. An update that is replayed does not move the curve again.
     """
     launch = timeline.launch
     if launch is None:
         return []
-    curve = [(0.0, 0)]
-    total = 0
+    found = [(0.0, 0)]
+    total, in_tokens = 0, counts_tokens(timeline)
     for update in range(1, timeline.committed + 1):
         commits = timeline.select("commit", update=update)
         first = {event.rank: event for event in reversed(commits)}
-        total += sum(event.tokens or 0 for event in first.values())
-        curve.append((max(event.t for event in first.values()) - launch, total))
-    return curve
+        total += sum(_amount(event, in_tokens=in_tokens) for event in first.values())
+        found.append((max(event.t for event in first.values()) - launch, total))
+    return found
 
 
 def data_ledger(timeline: Timeline) -> Ledger:
@@ -217,7 +228,7 @@ def _restart_phases(timeline: Timeline, *, since: float, until: float) -> dict[s
     now = since
     for name, phase in _RESTART_MILESTONES:
         events = [event for event in timeline.select(name) if since < event.t <= until]
-        reached = timeline.slowest(events)
+        reached = timeline.slowest(events, of=_restarted(timeline, since=since, until=until))
         if reached is not None and reached >= now:
             # In process there is no new interpreter: the restart ends with the connection.
             label = "restart" if name == "connected" and "restart" not in found else phase
@@ -225,8 +236,26 @@ def _restart_phases(timeline: Timeline, *, since: float, until: float) -> dict[s
             now = reached
     begins = [event for event in timeline.select("begin") if now <= event.t <= until]
     if begins:
-        found["replay"] = (until - now) * 1e3
+        found[_way_on(timeline, since=now, until=until)] = (until - now) * 1e3
     return found
+
+
+def _way_on(timeline: Timeline, *, since: float, until: float) -> str:
+    """What is done between a restart and the update after the fault, by name."""
+    for name, phase in (("commit", "replay"), ("discard", "discarded")):
+        if any(since < event.t <= until for event in timeline.select(name)):
+            return phase
+    return "resume"
+
+
+def _restarted(timeline: Timeline, *, since: float, until: float) -> set[int]:
+    """Ranks whose process was started between; all of them if the restart was in process."""
+    started = {
+        event.rank
+        for event in timeline.select("process")
+        if since < event.t <= until and event.rank is not None
+    }
+    return started or set(range(timeline.world_size))
 
 
 def repair_ms(timeline: Timeline) -> float | None:

@@ -9,15 +9,30 @@ from typing import Annotated
 
 import typer
 
-from harness.spec import PRESETS, WRAPPERS, Fault, Mesh, Schedule, Spec, SpecError, choose
+from harness.spec import (
+    PRESETS,
+    WRAPPERS,
+    Fault,
+    Mesh,
+    Saving,
+    Schedule,
+    Spec,
+    SpecError,
+    choose,
+)
+from harness.workload import chosen as workloads
+from harness.workload import own as users
 from harness.workload.corpus import Corpus
-from harness.workload.presets import find_workload, memory_needed
+from harness.workload.presets import find_workload
 from strategies import Timeouts
 
 REPORTS = Path("reports")
 
 Preset = Annotated[str, typer.Option(help="Schedule: quick (12 updates) or paper (25).")]
-Workload = Annotated[str, typer.Option(help="Model and batch; see `accelpact list workloads`.")]
+Workload = Annotated[
+    str,
+    typer.Option(help="One of `accelpact list workloads`, or your own: FILE.py:FUNCTION."),
+]
 Strategies = Annotated[str, typer.Option(help="Contenders, comma-separated; default all.")]
 Blocks = Annotated[int | None, typer.Option(help="How often everything runs; default 1.")]
 MeshOption = Annotated[
@@ -26,6 +41,15 @@ MeshOption = Annotated[
 Wrapper = Annotated[str, typer.Option(help="How the model is spread: fsdp1, fsdp2 or ddp.")]
 Updates = Annotated[int | None, typer.Option(help="Optimizer updates of a run.")]
 CheckpointAt = Annotated[int | None, typer.Option(help="Update after which DCP saves.")]
+CheckpointMode = Annotated[
+    str,
+    typer.Option(
+        help="sync, async-thread, async-process or async-cached; several, comma-separated, in turn."
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Updates between two saves; default one save only.")
+]
 Faults = Annotated[
     list[str] | None,
     typer.Option("--fault", help="KIND@PHASE:UPDATE, for example absent@boundary:15."),
@@ -65,6 +89,8 @@ def make_spec(
     wrapper: str = "fsdp1",
     updates: int | None = None,
     checkpoint_at: int | None = None,
+    checkpoint_mode: str = "sync",
+    checkpoint_every: int | None = None,
     fault: list[str] | None = None,
     device: str = "cpu",
     dtype: str | None = None,
@@ -89,7 +115,12 @@ def make_spec(
     if envelope is not None and not Path(envelope).is_file():
         raise SpecError(f"envelope: expected a file; found none at {envelope or 'an empty name'}")
     base = PRESETS[choose("preset", preset, PRESETS)]
-    chosen = find_workload(workload)
+    own = users.parse(workload)
+    if own is not None and data is not None:
+        raise SpecError(
+            f"data: expected none, since {users.short_name(own)} brings its own; found {data}"
+        )
+    chosen = None if own is not None else find_workload(workload)
     schedule = Schedule(
         updates=base.updates if updates is None else updates,
         checkpoint_at=base.checkpoint_at if checkpoint_at is None else checkpoint_at,
@@ -98,13 +129,14 @@ def make_spec(
     spec = Spec(
         preset=preset,
         schedule=schedule,
-        workload=workload,
+        workload=workload if own is None else users.short_name(own),
+        own=own,
         wrapper=wrapper,
         mesh=Mesh.parse(WRAPPERS[choose("wrapper", wrapper, WRAPPERS)] if mesh is None else mesh),
         device=device,
-        dtype=chosen.dtype if dtype is None else dtype,
+        dtype=dtype or (chosen.dtype if chosen else "float32"),
         activation_checkpointing=(
-            chosen.activation_checkpointing
+            bool(chosen and chosen.activation_checkpointing)
             if activation_checkpointing is None
             else activation_checkpointing
         ),
@@ -119,15 +151,23 @@ def make_spec(
             barrier=barrier_timeout,
             world=world_timeout,
         ),
+        saving=Saving(
+            modes=tuple(mode.strip() for mode in checkpoint_mode.split(",")),
+            every=checkpoint_every,
+        ),
         blocks=1 if blocks is None else blocks,
     )
+    from harness import staging
     from harness.workload import wrappers
 
-    size = spec.mesh.world_size
+    staging.check(spec.saving.modes)
     wrappers.find(wrapper).check_layout(spec.mesh.layout())
-    Corpus.load(spec.data).check(
-        seq_len=chosen.seq_len, microbatch=chosen.microbatch, world_size=size
-    )
+    if chosen is not None:
+        Corpus.load(spec.data).check(
+            seq_len=chosen.seq_len,
+            microbatch=chosen.microbatch,
+            world_size=spec.mesh.world_size,
+        )
     return spec
 
 
@@ -147,8 +187,15 @@ def output_folder(out: Path | None, stem: str) -> Path:
     return out
 
 
-def check_machine(spec: Spec, *, refuse: Callable[[str], Exception]) -> None:
-    """Raise `refuse(reason)` if this machine cannot hold or start the workload."""
+def check_machine(spec: Spec, *, refuse: Callable[[str], Exception]) -> Spec:
+    """Raise `refuse(reason)` if this machine cannot hold or start the workload.
+
+    Returns:
+        `spec`, and with a workload of the user's own what trying it has shown.
+
+    Raises:
+        SpecError: that workload is not what it should be.
+    """
     import psutil
 
     if spec.device == "cuda":
@@ -156,19 +203,18 @@ def check_machine(spec: Spec, *, refuse: Callable[[str], Exception]) -> None:
 
         if not torch.cuda.is_available():
             raise refuse("device: expected a CUDA GPU; found none; use --device cpu")
-    needed = memory_needed(
-        find_workload(spec.workload),
-        spec.mesh.world_size,
-        spec.mesh.shard,
-        spec.dtype,
-        activation_checkpointing=spec.activation_checkpointing,
-    )
+    if spec.own is not None:
+        from harness.workload import preflight
+
+        spec = preflight.examine(spec)
+    needed = workloads.needs(spec)
     available = _device_memory() if spec.device == "cuda" else psutil.virtual_memory().available
     if needed > available:
         raise refuse(
             f"workload: {spec.workload} on {spec.mesh} ranks needs about {needed / 2**30:.1f} GiB; "
             f"found {available / 2**30:.1f} GiB; use a smaller workload or a larger machine"
         )
+    return spec
 
 
 def _device_memory() -> int:

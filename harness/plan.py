@@ -38,7 +38,7 @@ def contenders(names: Sequence[str]) -> list[Entry]:
         SpecError: a name is unknown.
     """
     known = strategies.names()
-    wanted = [choose("strategies", name, known) for name in names or known]
+    wanted = [choose("strategies", name, known) for name in names or strategies.by_default()]
     if len(set(wanted)) != len(wanted):
         raise SpecError(f"strategies: expected each once; found {', '.join(wanted)}")
     return [
@@ -92,6 +92,11 @@ def _references(spec: Spec, block: int, backend: str) -> list[RunSpec]:
         _run(spec, reference, "reference", block, backend, faulted=False),
         _run(spec, reference, "reference-control", block, backend, faulted=False, control=True),
     ]
+
+
+def reference_run(spec: Spec, *, backend: str) -> RunSpec:
+    """Plan one uninterrupted run of the reference."""
+    return _references(spec, 0, backend)[0]
 
 
 def run_name(block: int, label: str) -> str:

@@ -7,10 +7,13 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 3.0
+_WATCH_S = 0.2
 
 
 def _prctl(option: int, value: int) -> None:
@@ -28,6 +31,21 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent, however that ends.
+
+    For processes that a thread has started: the kernel would end them with that thread.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def adopt_orphans() -> None:

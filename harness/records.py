@@ -27,8 +27,10 @@ EventName = Literal[
     "restored",  # a checkpoint was loaded; update = C
     "begin",  # update `update` begins
     "commit",  # update `update` is committed
-    "checkpoint_begin",
-    "checkpoint",  # the checkpoint of update `update` is complete
+    "checkpoint_begin",  # the state of update `update` is about to be saved; mode
+    "checkpoint",  # training goes on; seconds it waited, of which `waited` for the save before
+    "checkpoint_complete",  # it can be restored; bytes, seconds since it began
+    "checkpoint_failed",  # it never will be, and training went on; reason
     "fault",  # a planned fault fired on this rank
     "failure",  # a collective failed; error
     "notice",  # this rank has the notice of the failure
@@ -61,6 +63,8 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fie
     """Tokens that this rank contributed to the committed update."""
     samples: list[int] | None = None
     """Places in the data order of every sample this rank consumed in the update."""
+    num_bytes: int | None = None
+    """Size of the state that came from a peer."""
     cursor: int | None = None
     """Samples this rank has consumed since the beginning of the committed history."""
     loss: float | None = None
@@ -76,6 +80,11 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fie
     holders: list[str] | None = None
     """Names of what held the retired group: those rebound, or those left stale."""
     code: int | None = None
+    mode: str | None = None
+    """How a checkpoint is saved."""
+    seconds: float | None = None
+    waited: float | None = None
+    bytes: int | None = None
 
 
 class Digests(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,6 +181,8 @@ class RunSummary(msgspec.Struct, kw_only=True):
     update_s: float | None = None
     """Median time of an update that was neither hit by the fault nor first after a start."""
     goodput_tokens_s: float | None = None
+    goodput_samples_s: float | msgspec.UnsetType = msgspec.UNSET
+    """In place of tokens, where the workload has none."""
     runtime_goodput: float | None = None
     shares: dict[str, float] = msgspec.field(default_factory=dict)
     detection_s: float | None = None
@@ -191,7 +202,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     resources: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
     """`before` and `after`: largest value over the ranks."""
     curve: list[tuple[float, int]] = msgspec.field(default_factory=list)
-    """(seconds since launch, committed tokens of all ranks), at every commit."""
+    """(seconds since launch, committed tokens, or samples, of all ranks), at every commit."""
     fault_s: float | None = None
     """Seconds from launch to the fault."""
 

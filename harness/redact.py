@@ -48,12 +48,10 @@ def redact(folder: Path, *, also: Mapping[str, str] | None = None) -> None:
         also: further text to replace, and by what.
     """
     host = _host()
-    names = [
-        *(also or {}).items(),
-        (str(folder.resolve()), "<run>"),
-        (str(folder), "<run>"),
-        *_names(),
-    ]
+    given = {**(also or {}), str(folder.resolve()): "<run>", str(folder): "<run>"}
+    # Longest first, so that no path eats another; as short a one as "/" is in all of them.
+    usable = [(name, token) for name, token in given.items() if len(name) > 1]
+    names = sorted([*usable, *_names()], key=lambda pair: -len(pair[0]))
     for path in sorted([*folder.glob("*.log"), *folder.glob("*.json"), *folder.glob("*.jsonl")]):
         text = path.read_text(errors="backslashreplace")
         cleaned = text

@@ -19,6 +19,14 @@ LONGEST_S = 86_400.0
 """No deadline is longer than a day."""
 LARGEST_SEED = 2**63 - 1
 """torch takes no larger one."""
+NO_CHECKPOINT = "none"
+CHECKPOINT_MODES = {
+    "sync": "training waits until the checkpoint is written",
+    "async-thread": "training waits for a copy, which a thread of the rank writes",
+    "async-process": "training waits for a copy, which a process beside the rank writes",
+    "async-cached": "as async-process, and all copies go into the same shared buffers",
+    NO_CHECKPOINT: "nothing is saved",
+}
 FAULT_KINDS = {
     "absent": ("boundary", "forward", "backward"),
     "kill": ("boundary", "forward", "backward"),
@@ -163,6 +171,35 @@ class Schedule:
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """How checkpoints are saved, and how often."""
+
+    modes: tuple[str, ...] = ("sync",)
+    """Taken in turn."""
+    every: int | None = None
+    """Updates from one save to the next, from the schedule's on; None for that one alone."""
+    in_turn: int = 1
+    """Saves in one mode before the next mode's turn."""
+
+    def __post_init__(self) -> None:
+        """Refuse unknown modes, and numbers below 1."""
+        for mode in self.modes:
+            choose("checkpoint-mode", mode, CHECKPOINT_MODES)
+        if not self.modes:
+            raise SpecError(f"checkpoint-mode: expected one of {', '.join(CHECKPOINT_MODES)}")
+        for field, value in (("checkpoint-every", self.every), ("in-turn", self.in_turn)):
+            if value is not None and value < 1:
+                raise SpecError(f"{field}: expected at least 1; found {value}")
+
+    def mode_after(self, update: int, *, first: int) -> str | None:
+        """The mode in which update `update` is saved if `first` is the first that is; else None."""
+        past = update - first
+        if past < 0 or (past > 0 if self.every is None else past % self.every):
+            return None
+        return self.modes[past // (self.every or 1) // self.in_turn % len(self.modes)]
+
+
 PRESETS = {
     "quick": Schedule(
         updates=12,
@@ -208,12 +245,27 @@ def check_timeouts(timeouts: Timeouts) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Own:
+    """A workload of the user's: a function in a Python file."""
+
+    path: str
+    """Resolved; in published records the file's name alone."""
+    function: str
+    sha256: str
+    """Of the file. A rank builds nothing from another."""
+    found: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What trying it once has shown (`harness.workload.preflight`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
     """One comparison, or one run of it."""
 
     preset: str = "quick"
     schedule: Schedule = PRESETS["quick"]
     workload: str = "tiny"
+    own: Own | None = None
+    """None for one of the built-in workloads."""
     wrapper: str = "fsdp1"
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     device: str = "cpu"
@@ -227,6 +279,7 @@ class Spec:
     envelope: str | None = None
     """File that the contender accelpact asks what it may do; None: it does what it can."""
     timeouts: Timeouts = dataclasses.field(default_factory=Timeouts)
+    saving: Saving = dataclasses.field(default_factory=Saving)
     strategies: tuple[str, ...] = ()
     blocks: int = 1
 
@@ -271,4 +324,5 @@ class RunSpec:
         precision = spec.dtype + ("+ac" if spec.activation_checkpointing else "")
         precision += "+compiled" if spec.compiled else ""
         place = f"{self.backend}-{spec.device}"
-        return f"{spec.workload}/{spec.wrapper}/{spec.mesh}/{place}/{precision}"
+        workload = f"{spec.workload}@{spec.own.sha256[:12]}" if spec.own else spec.workload
+        return f"{workload}/{spec.wrapper}/{spec.mesh}/{place}/{precision}"

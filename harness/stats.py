@@ -56,7 +56,10 @@ TIMES: dict[str, Measure] = {
 }
 """Metrics of a faulted run for which less is better."""
 
-RATES: dict[str, Measure] = {"goodput_tokens_s": lambda run: run.goodput_tokens_s}
+RATES: dict[str, Measure] = {
+    "goodput_tokens_s": lambda run: run.goodput_tokens_s,
+    "goodput_samples_s": lambda run: run.goodput_samples_s or None,
+}
 """Metrics of a faulted run for which more is better."""
 
 

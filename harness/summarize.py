@@ -145,7 +145,7 @@ def _measure(run: _Run, block: _Block, faults: list[FaultRecord]) -> RunSummary:
         drift=found,
         data_ledger=ledger,
         resources=metrics.resources(run.resources),
-        curve=metrics.token_curve(timeline),
+        curve=metrics.curve(timeline),
     )
 
 
@@ -175,7 +175,8 @@ def _times(timeline: Timeline, *, reached: bool) -> dict[str, Any]:
         times["wall_s"] = timeline.finish - timeline.launch
         if timeline.end is not None:
             times["teardown_s"] = timeline.end - timeline.finish
-        times["goodput_tokens_s"] = metrics.tokens_committed(timeline) / times["wall_s"]
+        unit = "tokens" if metrics.counts_tokens(timeline) else "samples"
+        times[f"goodput_{unit}_s"] = metrics.committed(timeline) / times["wall_s"]
     if timeline.fault is None or timeline.launch is None:
         return times
     start = timeline.fault.t

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,10 +21,9 @@ from harness.redact import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from harness.launching import Launch, Launched
-    from harness.spec import RunSpec
+    from harness.spec import RunSpec, Spec
 
 _POLL_S = 0.05
 STALL_S = 180.0
@@ -94,9 +94,20 @@ def execute(
         recorder.close()
         del store
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        given = {run.spec.data: "<data>", run.spec.envelope: "<envelope>"}
-        redact(folder, also={path: token for path, token in given.items() if path})
+        redact(folder, also=_given_paths(run.spec))
     return status
+
+
+def _given_paths(spec: Spec) -> dict[str, str]:
+    """Paths that the user has named, and what stands for them in records."""
+    named = {spec.data: "<data>", spec.envelope: "<envelope>"}
+    paths = {path: token for path, token in named.items() if path}
+    if spec.own is not None:
+        path = Path(spec.own.path)
+        paths[str(path)] = f"<workload>/{path.name}"
+        if path.parent != path.parent.parent:  # "/" is in every path
+            paths[f"{path.parent}/"] = "<workload>/"
+    return paths
 
 
 def _environment(run: RunSpec, *, port: int) -> dict[str, str]:

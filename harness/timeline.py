@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from harness.records import Event
 
@@ -35,16 +35,23 @@ class Timeline:
         """Everything that `rank` wrote."""
         return [event for event in self.events if event.rank == rank]
 
-    def slowest(self, events: Sequence[Event]) -> float | None:
+    def slowest(
+        self, events: Sequence[Event], *, of: Collection[int] | None = None
+    ) -> float | None:
         """Time at which the last rank wrote one of `events`; None unless every rank did.
 
         Of several by one rank the first counts.
+
+        Args:
+            events: in order of time.
+            of: the ranks that should have written one; by default all.
         """
+        expected = set(range(self.world_size) if of is None else of)
         first: dict[int, float] = {}
         for event in events:
-            if event.rank is not None:
+            if event.rank in expected:
                 first.setdefault(event.rank, event.t)
-        return max(first.values()) if len(first) == self.world_size else None
+        return max(first.values()) if first.keys() == expected else None
 
     @property
     def launch(self) -> float | None:

@@ -12,10 +12,10 @@ import accelpact
 from harness import checkpoint, drift
 from harness.faults import Boundary, CollectiveFailed, Notices, halting
 from harness.job import TrainingJob
-from harness.layout import CHECKPOINTS
-from harness.workload import hsdp
-from harness.workload.data import Corpus, Loader
-from harness.workload.presets import find_workload
+from harness.layout import CHECKPOINTS, REPLICA
+from harness.saver import Saver
+from harness.workload import chosen, hsdp
+from harness.workload.data import Loader
 from strategies import Failure, Outcome, root_cause
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class Trainer:
         self._run = run
         self._strategy = strategy
         self._folder = folder
-        self._checkpoints = folder / CHECKPOINTS
-        self._workload = find_workload(run.spec.workload)
+        self._checkpoints = _checkpoints(folder, attempt)
         self._notices = Notices(
             run.spec.schedule.faults if run.faulted else (), store=attempt.store()
         )
@@ -55,8 +54,8 @@ class Trainer:
         groups = strategy.connect(attempt)
         recorder.emit("connected")
         spec = run.spec
-        model, optimizer = hsdp.build(
-            self._workload,
+        model, optimizer, training = hsdp.build(
+            chosen.maker(spec),
             layout=attempt.layout,
             groups=groups,
             device=attempt.device,
@@ -67,9 +66,7 @@ class Trainer:
             compiled=spec.compiled,
         )
         loader = Loader(
-            Corpus.load(spec.data),
-            seq_len=self._workload.seq_len,
-            microbatch=self._workload.microbatch,
+            training,
             rank=attempt.layout.rank,
             world_size=attempt.layout.world_size,
             seed=spec.seed,
@@ -78,18 +75,20 @@ class Trainer:
         self.job = TrainingJob(
             model=model,
             optimizer=optimizer,
+            training=training,
             loader=loader,
             attempt=attempt,
             groups=groups,
             recorder=recorder,
         )
-        self._capturing = accelpact.Capturing(loader)
+        self._capturing = accelpact.Capturing(loader, model)
         recorder.emit("built")
+        self._saver = Saver(self.job, self._checkpoints, modes=spec.saving.modes)
         self._restore()
         strategy.attach(self.job)
 
     def _restore(self) -> None:
-        found = checkpoint.latest(self._checkpoints)
+        found = checkpoint.chosen(self._checkpoints)
         if found is not None:
             checkpoint.restore(self.job, found)
             self.job.emit("restored", update=self.job.frontier)
@@ -97,6 +96,8 @@ class Trainer:
     def loop(self) -> None:
         """Train until the last update is committed, and write what the run was for."""
         job, last = self.job, self._run.spec.schedule.updates
+        modes = (self._mode(update) for update in range(job.frontier + 1, last + 1))
+        self._saver.start({mode for mode in modes if mode is not None})
         while job.frontier < last:
             try:
                 committed = self._update()
@@ -107,15 +108,24 @@ class Trainer:
                 continue
             if not committed:
                 continue
-            if job.frontier == self._run.spec.schedule.checkpoint_at:
-                job.emit("checkpoint_begin", update=job.frontier)
-                checkpoint.save(job, self._checkpoints)
-                job.emit("checkpoint", update=job.frontier)
+            self._save()
             self._pass_boundary()
         drift.save_state(job.state(), self._folder, rank=job.attempt.layout.rank)
         job.emit("finish", update=job.frontier)
+        self._saver.close()
         self._strategy.settle(job)
         self._measure("after")
+
+    def _mode(self, update: int) -> str | None:
+        """The mode in which update `update` is saved, None if it is not."""
+        spec = self._run.spec
+        return spec.saving.mode_after(update, first=spec.schedule.checkpoint_at)
+
+    def _save(self) -> None:
+        """Save a checkpoint if one is due."""
+        mode = self._mode(self.job.frontier)
+        if mode is not None:
+            self._saver.save(mode, self._root)
 
     def _update(self) -> bool:
         """Execute and commit one update, and digest the state it leads to.
@@ -127,12 +137,18 @@ class Trainer:
         strategy.begin(job)
         job.emit("begin", update=job.frontier + 1)
         before = self._capturing.take(job.frontier) if strategy.gates_updates else None
-        with halting(job, self._notices, microbatches=self._workload.accumulation):
+        own = self._run.spec.own
+        with halting(
+            job,
+            self._notices,
+            microbatches=job.training.accumulation,
+            at=own.found.get("halts_at") if own is not None else None,
+        ):
             update = hsdp.train_update(
                 job.model,
                 job.optimizer,
                 job.loader,
-                self._workload,
+                job.training,
                 wrapper=self._run.spec.wrapper,
                 may_commit=lambda: strategy.may_commit(job),
             )
@@ -153,7 +169,7 @@ class Trainer:
         job.recorder.digests(job.frontier, digest.root, digest.tensors)
         if job.frontier == 1:
             self._measure("before")
-        self._loss = update.loss
+        self._loss, self._root = update.loss, digest.root
         return True
 
     def _take_back(self, before: accelpact.Capture) -> None:
@@ -211,9 +227,21 @@ class Trainer:
             device_bytes=torch.cuda.memory_allocated(device) if device.type == "cuda" else None,
         )
 
+    def abandon(self) -> None:
+        """Give up what goes on beside training: this attempt has failed, another may follow."""
+        self._saver.abandon()
+
     def tear_down(self) -> None:
         """Let go of groups and threads."""
         self._strategy.close(self.job)
         if dist.is_initialized():
             dist.destroy_process_group()
         self.job.emit("closed")
+
+
+def _checkpoints(folder: Path, attempt: Attempt) -> Path:
+    """Where those checkpoints are that the ranks of one launcher write together."""
+    own = folder / CHECKPOINTS
+    if attempt.settings.launchers == "world":
+        return own
+    return own / REPLICA.format(attempt.layout.replica)

@@ -125,12 +125,20 @@ def judge(  # noqa: PLR0911  one return per verdict, in order of precedence
     refusals = timeline.select("reject")
     if refusals:
         return Judgement(verdict="rejected", reason=refusals[0].reason or "")
-    if not run.launcher_recovers and any(each.attempt for each in timeline.select("process")):
+    if not run.launcher_recovers and _went_back(timeline):
         return Judgement(
             verdict="rejected",
             reason="the launcher started every rank again, from the checkpoint",
         )
     return Judgement(verdict="pass")
+
+
+def _went_back(timeline: Timeline) -> bool:
+    """Whether a launcher started a rank again that no peer then gave the present state."""
+    lives = {(each.rank, each.attempt) for each in timeline.select("process") if each.attempt}
+    healed = {(each.rank, each.attempt) for each in timeline.select("healed")}
+    last = {rank: max(attempt for who, attempt in lives if who == rank) for rank, _ in lives}
+    return any(life not in healed for life in last.items())
 
 
 def _judge_unfinished(timeline: Timeline) -> Judgement:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.events import Recorder
-from harness.processes import die_with_parent
+from harness.layout import FIRST_RANK
+from harness.processes import die_with_parent, end_with_parent
 from strategies import root_cause
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _TEARDOWN_S = 20.0
 
 def main(folder: Path) -> None:
     """Run one rank and end the process; never returns."""
-    rank = int(os.environ["RANK"])
+    rank = _global("RANK")
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     _own_output(folder / f"rank{rank}.log")
     recorder = Recorder(folder, rank=rank, attempt=restart)
@@ -52,6 +53,11 @@ def main(folder: Path) -> None:
         sys.stderr.flush()
         # Interpreter shutdown could wait for a communicator that will not answer.
         os._exit(status)
+
+
+def _global(variable: str) -> int:
+    """What a launcher counts from 0, counted over all launchers of the run."""
+    return int(os.environ[variable]) + int(os.environ.get(FIRST_RANK, "0"))
 
 
 def _own_output(path: Path) -> None:
@@ -91,7 +97,11 @@ class _Rank:
         trainer = Trainer(
             self._run, self._strategy, attempt, recorder=self._recorder, folder=self._folder
         )
-        trainer.loop()
+        try:
+            trainer.loop()
+        except BaseException:
+            trainer.abandon()
+            raise
         with _bounded(self._recorder):
             trainer.tear_down()
 
@@ -115,13 +125,12 @@ def _first_attempt(run: RunSpec, restart: int) -> Attempt:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     device = torch.device(run.spec.device)
     if device.type == "cuda":
-        local_rank = int(os.environ["LOCAL_RANK"])
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", _global("LOCAL_RANK") % torch.cuda.device_count())
         torch.cuda.set_device(device)
         torch.use_deterministic_algorithms(mode=True)
     return strategies.Attempt(
         index=restart,
-        layout=run.spec.mesh.layout(int(os.environ["RANK"])),
+        layout=run.spec.mesh.layout(_global("RANK")),
         device=device,
         backend=run.backend,
         settings=msgspec.convert(run.settings, strategies.Settings),
@@ -152,6 +161,8 @@ class _bounded:  # noqa: N801  reads as a statement
         os._exit(0)
 
 
+if __name__ == "__mp_main__":  # imported by a process that a rank has spawned
+    end_with_parent()
 if __name__ == "__main__":
     die_with_parent()
     main(Path(sys.argv[1]))

@@ -14,7 +14,7 @@ from strategies._base import (
     Timeouts,
     root_cause,
 )
-from strategies._registry import find, names
+from strategies._registry import by_default, find, names
 
 __all__ = [
     "Attempt",
@@ -28,6 +28,7 @@ __all__ = [
     "Settings",
     "Strategy",
     "Timeouts",
+    "by_default",
     "find",
     "names",
     "root_cause",

@@ -14,7 +14,7 @@ import importlib.metadata
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -78,7 +78,9 @@ class Settings:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables of every rank."""
     max_restarts: int = 0
-    """How often the launcher may start all ranks again."""
+    """How often a launcher may start all of its ranks again."""
+    launchers: Literal["world", "replica"] = "world"
+    """One launcher for all ranks, or one per replica, each with restarts of its own."""
     group_timeout: float = 3.0
     """Seconds; replicate groups."""
     shard_timeout: float = 60.0
@@ -143,7 +145,7 @@ class Attempt:
     """One life of a rank: a start, or a restart in the same or a new process."""
 
     index: int
-    """0 for the first start, then one more for every restart."""
+    """0 for the first start, then one more for every restart by this rank's launcher."""
     layout: Layout
     device: torch.device
     backend: str
@@ -254,6 +256,8 @@ class Strategy:
     """Whether an envelope decides what it may do."""
     launcher_recovers: ClassVar[bool] = False
     """Whether that the launcher starts all ranks again is this contender's own way to recover."""
+    on_request: ClassVar[bool] = False
+    """Whether it takes part only where it is named."""
     gates_updates: ClassVar[bool] = False
     """Whether `may_commit` can say no, so that the loop must be able to take an update back."""
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
@@ -374,10 +378,24 @@ def connect_native(attempt: Attempt) -> Groups:
 
 
 def connect_shards(attempt: Attempt) -> ProcessGroup:
-    """Initialize the default group and return this rank's shard group."""
+    """Initialize the default group and return this rank's shard group.
+
+    With a launcher per replica the default group is the replica's: it ends with its ranks.
+    """
     import torch.distributed as dist
 
     layout, settings = attempt.layout, attempt.settings
+    if settings.launchers == "replica":
+        dist.init_process_group(
+            attempt.backend,
+            store=dist.PrefixStore(
+                f"replica{layout.replica}/attempt{attempt.index}", attempt.store()
+            ),
+            rank=layout.shard,
+            world_size=layout.shard_size,
+            timeout=timedelta(seconds=settings.shard_timeout),
+        )
+        return dist.group.WORLD
     dist.init_process_group(
         attempt.backend,
         store=dist.PrefixStore(f"attempt{attempt.index}", attempt.store()),

@@ -10,6 +10,7 @@ from strategies._base import Availability, Platform, Strategy, root_cause
 _OWN = {
     "reference": "strategies.reference:Reference",
     "cold": "strategies.cold:Cold",
+    "cold_ft": "strategies.cold_ft:ColdFt",
     "nvrx": "strategies.nvrx:Nvrx",
     "torchft_pg": "strategies.torchft_pg:TorchftProcessGroup",
     "torchft_manager": "strategies.torchft_manager:TorchftManager",
@@ -24,6 +25,11 @@ def names() -> list[str]:
     """Names of all contenders: our own first, then those of other packages."""
     others = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return [*_OWN, *sorted(point.name for point in others if point.name not in _OWN)]
+
+
+def by_default() -> list[str]:
+    """Names of those that take part where none is named."""
+    return [name for name in names() if not find(name).on_request]
 
 
 def _load(point: importlib.metadata.EntryPoint) -> type[Strategy]:

@@ -51,7 +51,6 @@ class AccelPact(Strategy):
 
     def attach(self, job: Job) -> None:
         """Index the references and start the control thread."""
-        # integration: begin
         self._pact = accelpact.attach(
             job.model,
             job.optimizer,
@@ -67,23 +66,18 @@ class AccelPact(Strategy):
             loader=job.loader,
             on_abort=lambda reason: job.emit("reject", reason=reason),
         )
-        # integration: end
         # With every framework, whatever the contender knows; here, since it walks the heap.
         self._places = accelpact.ReferenceIndex(job.model, accelpact.FRAMEWORKS)
 
     def begin(self, job: Job) -> None:
         """Note what the update would be rewound to."""
         assert self._pact is not None
-        # integration: begin
         self._pact.begin()
-        # integration: end
 
     def committed(self, job: Job) -> None:
         """Declare the boundary."""
         assert self._pact is not None
-        # integration: begin
         self._pact.commit(job.frontier)
-        # integration: end
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """Run the six phases, or take the update back; a refusal ends this process."""
@@ -92,10 +86,8 @@ class AccelPact(Strategy):
             return self.take_back(job, failure)
         old = failure.group
         try:
-            # integration: begin
             repair = self._pact.repair(job.groups.replicate)
             job.groups.replicate = repair.group
-            # integration: end
         except accelpact.Rejected as rejection:
             return self.refuse(job, str(rejection))
         self._repaired_here = True
@@ -107,12 +99,10 @@ class AccelPact(Strategy):
         assert self._pact is not None
         replicate, shard = job.groups.replicate.group_name, job.groups.shard.group_name
         try:
-            # integration: begin
             done = self._pact.discard(failure.error)
             groups = {repair.group.group_name: repair.group for repair in done.repairs}
             job.groups.replicate = groups.get(replicate, job.groups.replicate)
             job.groups.shard = groups.get(shard, job.groups.shard)
-            # integration: end
         except accelpact.Rejected as rejection:
             return self.refuse(job, f"{rejection} ({root_cause(failure.error)})")
         self._taken_back += 1
@@ -148,9 +138,7 @@ class AccelPact(Strategy):
         """End the control thread; measure the bare cost of a repair where it is compared."""
         assert self._pact is not None
         repaired = self._pact.generation > self._taken_back
-        # integration: begin
         self._pact.close()
-        # integration: end
         if repaired and job.attempt.timed:
             self._measure_floor(job)
 

@@ -49,7 +49,6 @@ class C10dReconfigure(Strategy):
             job.emit("reject", reason="struck inside an update, which reconfiguring cannot undo")
             return Outcome.EXIT
         start = time.perf_counter()
-        # integration: begin
         import torch.distributed as dist
 
         group, layout = job.groups.replicate, job.attempt.layout
@@ -66,7 +65,6 @@ class C10dReconfigure(Strategy):
             group=group,
             timeout=deadline,
         ).wait()
-        # integration: end
         job.emit("phase", phase="reconfigure", ms=(time.perf_counter() - start) * 1e3)
         job.emit("references", generation=self._generation, rebound=0, left=0)
         return Outcome.RESUMED

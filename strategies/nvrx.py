@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import inspect
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from strategies._base import Outcome, Settings, Strategy, raising_environment
@@ -74,7 +75,6 @@ class Nvrx(Strategy):
 
     def enter(self, body: Callable[[Attempt], None], attempt: Attempt) -> None:
         """Wrap `body`; every restart is an attempt of its own."""
-        # integration: begin
         from nvidia_resiliency_ext import inprocess
 
         # The store outlives the ranks: no restart of either kind may use another's keys.
@@ -86,7 +86,6 @@ class Nvrx(Strategy):
 
         train.__annotations__["call_wrapper"] = inprocess.CallWrapper
         _wrapper(inprocess, attempt)(train)()
-        # integration: end
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """Let the exception reach the wrapper."""
@@ -95,7 +94,6 @@ class Nvrx(Strategy):
 
 def _wrapper(inprocess: Any, attempt: Attempt) -> Any:
     """Build the Wrapper from what its signature takes (0.4.1 and 0.6 differ)."""
-    # integration: begin
     options = attempt.settings.options
     seconds = {name: dt.timedelta(seconds=value) for name, value in options["intervals"].items()}
     host, port = attempt.store_address
@@ -112,10 +110,13 @@ def _wrapper(inprocess: Any, attempt: Attempt) -> Any:
     if attempt.device.type == "cpu":
         os.environ.pop("LOCAL_RANK", None)
     accepted = inspect.signature(inprocess.Wrapper).parameters
-    return inprocess.Wrapper(
+    wrapper = inprocess.Wrapper(
         **{name: value for name, value in arguments.items() if name in accepted}
     )
-    # integration: end
+    left_out = sorted(arguments.keys() - accepted.keys())
+    if left_out:
+        warnings.warn(f"nvrx: this version takes no {', '.join(left_out)}", stacklevel=2)
+    return wrapper
 
 
 def _client_store(inprocess: Any) -> Any:
@@ -124,7 +125,6 @@ def _client_store(inprocess: Any) -> Any:
     torch 2.13's `Store.barrier` would shadow NVRx's method of the same name,
     in PrefixStore too.
     """
-    # integration: begin
     import torch.distributed as dist
 
     class ClientStore(inprocess.store.StoreMixin, dist.PrefixStore):
@@ -139,7 +139,8 @@ def _client_store(inprocess: Any) -> Any:
             )
             dist.PrefixStore.__init__(self, f"life{life}", client)
 
-    for store in (inprocess.store.TCPStore, inprocess.store.PrefixStore):
-        store.barrier = inprocess.store.StoreMixin.barrier
+    for name in ("TCPStore", "PrefixStore"):  # those that this version has
+        store = getattr(inprocess.store, name, None)
+        if store is not None:
+            store.barrier = inprocess.store.StoreMixin.barrier
     return ClientStore
-    # integration: end

@@ -1,18 +1,25 @@
-"""torchft's Manager: every update is voted on, and the next quorum connects the replicas anew."""
+"""torchft's Manager: every update is voted on, and the next quorum connects the replicas anew.
+
+Each replica has a launcher of its own. One whose ranks were started again waits for the next quorum
+like the others, and gets the state that they have committed from one of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import pickle
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from accelpact._state import clean_name
 from strategies._base import Groups, Outcome, Strategy, connect_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
     from torch import Tensor
 
     from strategies._base import Attempt, Failure, Job, Layout, Settings, Timeouts
@@ -23,8 +30,16 @@ _QUIET = {"RUST_LOG": "error"}
 """It logs several lines per update otherwise."""
 
 _NOTES = (
-    "lighthouse in the supervisor, one store per replica group; every replica is needed to commit",
+    (
+        "lighthouse in the supervisor; one launcher and one store per replica, which is started "
+        "again alone and gets its state from another; every replica is needed to commit"
+    ),
+    "a replica that comes back first loads its last checkpoint: all could have ended",
     "a collective that fails between updates is given up: torchft goes on to the next update",
+    (
+        "no other replica has a rank's random state: each keeps its own in the supervisor's "
+        "store, after every commit"
+    ),
 )
 
 
@@ -35,18 +50,25 @@ class TorchftManager(Strategy):
     summary = "torchft's Manager and lighthouse: failed updates are discarded and done again"
     distribution = "torchft"
     expected_inside = "pass"
+    expected_killed = "pass"
     gates_updates = True
     variants = {
-        "sync quorum": {"async_quorum": False, "report": True},
-        "async quorum": {"async_quorum": True, "report": True},
+        "sync quorum": {"async_quorum": False, "report": True, "keep_random": True},
+        "async quorum": {"async_quorum": True, "report": True, "keep_random": True},
         "sync quorum, failures between updates not reported": {
             "async_quorum": False,
             "report": False,
+            "keep_random": True,
+        },
+        "sync quorum, random states not kept": {
+            "async_quorum": False,
+            "report": True,
+            "keep_random": False,
         },
     }
 
     def settings(self, timeouts: Timeouts, *, num_faults: int, backend: str) -> Settings:
-        """Bound the votes by the soft deadline and quorums by the barrier's."""
+        """Bound votes by the soft deadline, and quorums by what a replica takes to come back."""
         base = super().settings(timeouts, num_faults=num_faults, backend=backend)
         return dataclasses.replace(
             base,
@@ -54,8 +76,11 @@ class TorchftManager(Strategy):
             options={
                 **self.options,
                 "vote_timeout_s": timeouts.soft,
-                "quorum_timeout_s": timeouts.barrier,
+                "quorum_timeout_s": max(timeouts.barrier, timeouts.world),
             },
+            # An asynchronous quorum has the state read in the middle of an update: parameters are
+            # gathered then and the cursor has moved, so nobody could be healed with it.
+            launchers="world" if self.options["async_quorum"] else "replica",
             notes=_NOTES,
         )
 
@@ -63,7 +88,6 @@ class TorchftManager(Strategy):
     def services(self, layout: Layout) -> Iterator[Mapping[str, str]]:
         """Run the lighthouse, which finds out who takes part."""
         with _environment(_QUIET):  # read when torchft is imported
-            # integration: begin
             from torchft.coordination import LighthouseServer
 
         lighthouse = LighthouseServer(
@@ -73,54 +97,74 @@ class TorchftManager(Strategy):
             quorum_tick_ms=10,
             heartbeat_timeout_ms=2000,
         )
-        # integration: end
         try:
             # The address that it gives has the machine's name, which need not resolve.
             yield {_LIGHTHOUSE: f"http://{_HOST}:{lighthouse.address().rsplit(':', 1)[1]}"}
         finally:
-            # integration: begin
             lighthouse.shutdown()
-            # integration: end
 
     def connect(self, attempt: Attempt) -> Groups:
         """Use torch's groups for the shards and the manager's for the replicas."""
         shard = connect_shards(attempt)
         layout = attempt.layout
         self._job: Job | None = None
-        self._failure: BaseException | None = None
-        # integration: begin
+        self._failure: Exception | None = None
+        self._meeting = attempt.store()
         import torch.distributed as dist
         from torchft.process_group import ManagedProcessGroup
 
+        class ReplicateGroup(ManagedProcessGroup):
+            """Has its size before the first quorum, which is when FSDP1 asks for it."""
+
+            def size(self) -> int:
+                return layout.num_replicas
+
         self._manager = self._make_manager(attempt)
-        group = ManagedProcessGroup(self._manager)
+        group = ReplicateGroup(self._manager)
         group.register("replicate")
-        self._manager.start_quorum()  # FSDP1 asks for the group's size, which is 0 before
-        self._manager.wait_quorum()
-        # integration: end
         if layout.shard_size > 1:
             return Groups(replicate=group, shard=shard)
-        # integration: begin
-        hook = (self._manager, _average)
-        return Groups(replicate=group, shard=shard, ddp=dist.group.WORLD, ddp_hook=hook)
-        # integration: end
+        return Groups(replicate=group, shard=shard, ddp=dist.group.WORLD, ddp_hook=(self, _average))
+
+    def average(self, gradients: Tensor) -> None:
+        """Average over the replicas; before training begins there is no quorum that could."""
+        if self._job is not None:
+            self._manager.allreduce(gradients).wait()
 
     def _make_manager(self, attempt: Attempt) -> Any:
         layout, options = attempt.layout, attempt.settings.options
-        # integration: begin
         from torchft import Manager
+        from torchft.checkpointing import HTTPTransport
         from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
 
         kind = ProcessGroupNCCL if attempt.backend == "nccl" else ProcessGroupGloo
+
+        class Communicator(kind):  # type: ignore[valid-type, misc]
+            """Counts how often a quorum has connected it."""
+
+            num_connected = 0
+
+            def configure(self, *arguments: Any) -> None:
+                self.num_connected += 1
+                super().configure(*arguments)
+
+        class Transport(HTTPTransport[Any]):
+            """Has an address that resolves without the machine's name."""
+
+            def address(self) -> str:
+                return f"http://{_HOST}:{super().address().rsplit(':', 1)[1]}"
+
+        self._communicator = Communicator(timeout=timedelta(seconds=attempt.settings.group_timeout))
+        vote_timeout = timedelta(seconds=options["vote_timeout_s"])
         return Manager(
-            pg=kind(timeout=timedelta(seconds=attempt.settings.group_timeout)),
+            pg=self._communicator,
             state_dict=self._state,
             load_state_dict=self._load,
             min_replica_size=layout.num_replicas,
             use_async_quorum=options["async_quorum"],
-            timeout=timedelta(seconds=options["vote_timeout_s"]),
+            timeout=vote_timeout,
             quorum_timeout=timedelta(seconds=options["quorum_timeout_s"]),
-            connect_timeout=timedelta(seconds=options["vote_timeout_s"]),
+            connect_timeout=vote_timeout,
             rank=layout.shard,
             world_size=layout.shard_size,
             store_addr=_HOST,
@@ -128,75 +172,100 @@ class TorchftManager(Strategy):
             lighthouse_addr=os.environ[_LIGHTHOUSE],
             replica_id=f"replica{layout.replica}",
             hostname=_HOST,
+            checkpoint_transport=Transport(timeout=vote_timeout, num_chunks=0),
             init_sync=False,
             max_retries=5,
         )
-        # integration: end
 
     def _serve_store(self, attempt: Attempt) -> int:
         """Give each replica group a store of its own, as the manager wants it."""
-        # integration: begin
         import torch.distributed as dist
 
-        meeting = attempt.store()
         key = f"torchft/{attempt.index}/{attempt.layout.replica}"
         if attempt.layout.shard == 0:
             self._store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
-            meeting.set(key, str(self._store.port))
-        return int(meeting.get(key))
-        # integration: end
+            self._meeting.set(key, str(self._store.port))
+        return int(self._meeting.get(key))
 
     def attach(self, job: Job) -> None:
         """Tell the manager where training is."""
         self._job = job
-        # integration: begin
         self._manager.load_state_dict({"step": job.frontier, "batches_committed": 0})
-        # integration: end
 
     def _state(self) -> dict[str, Tensor | int]:
         """What a replica that fell behind gets from one that did not: all but random states."""
         assert self._job is not None
-        state = {name: value for name, value in self._job.state().items() if _is_shared(name)}
-        return {name: value if isinstance(value, int) else value.detach().clone()
-                for name, value in state.items()}  # fmt: skip
+        return {
+            name: value if isinstance(value, int) else _local(value).clone()
+            for name, value in self._job.state().items()
+            if not name.startswith("rng/")
+        }
 
     def _load(self, state: Mapping[str, Tensor | int]) -> None:
-        assert self._job is not None
-        own = self._job.state()
+        """Take what another replica's `_state` gave, and this rank's own random state."""
+        job = self._job
+        assert job is not None
+        _allocate(job, state)
+        own = job.state()
         for name, value in state.items():
-            mine = own[name]
-            if not isinstance(mine, int):
-                mine.detach().copy_(value)
-        self._job.loader.load_state_dict({"cursor": state["cursor"]})
-        self._job.frontier = self._manager.current_step()
-        self._job.emit("healed", update=self._job.frontier)
+            if not isinstance(value, int):
+                _local(own[name]).copy_(value)
+        job.loader.load_state_dict({"cursor": state["cursor"]})
+        job.frontier = self._manager.current_step()
+        complete = self._take_random(job)
+        tensors = [value for value in state.values() if not isinstance(value, int)]
+        job.emit(
+            "healed",
+            update=job.frontier,
+            num_bytes=sum(value.numel() * value.element_size() for value in tensors),
+            reason=None if complete else "this rank's random state at that update is lost",
+        )
+
+    def committed(self, job: Job) -> None:
+        """Keep this rank's random state: no other has it, if this process dies."""
+        if job.attempt.settings.options["keep_random"]:
+            states = {name: bytes(value.numpy()) for name, value in _random(job).items()}
+            self._meeting.set(_random_key(job), pickle.dumps((job.frontier, states)))
+
+    def _take_random(self, job: Job) -> bool:
+        """Go on with the random state that the process before this one had; say if it is there."""
+        import torch
+
+        if not self._meeting.check([_random_key(job)]):
+            return False
+        update, states = pickle.loads(self._meeting.get(_random_key(job)))  # noqa: S301  our own
+        if update != job.frontier:
+            return False
+        for name, state in states.items():
+            setter = torch.cuda.set_rng_state if name == "rng/cuda" else torch.set_rng_state
+            setter(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return True
 
     def begin(self, job: Job) -> None:
         """Start the quorum of the next update; a failure since the last one spoils it."""
-        # integration: begin
+        before = self._communicator.num_connected
         self._manager.start_quorum()
         if self._failure is not None:
-            self._manager.report_error(self._failure)
+            self._manager.wait_quorum()
+            if self._communicator.num_connected == before:  # else what failed is gone
+                self._manager.report_error(self._failure)
             self._failure = None
-        # integration: end
 
     def swallowed(self, job: Job) -> BaseException | None:
         """Look at the manager: a collective that fails returns normally."""
-        # integration: begin
         found = self._manager.errored()
         return None if found is None else found.original_exception
-        # integration: end
 
     def may_commit(self, job: Job) -> bool:
         """Have the replica group vote."""
-        # integration: begin
         return bool(self._manager.should_commit())
-        # integration: end
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
-        """Go on: the next quorum connects anew. What raised inside an update is the launcher's."""
+        """Go on: the next quorum connects anew. What raised inside an update ends this replica.
+
+        Its launcher starts it again, and another replica's state brings it to where the others are.
+        """
         if failure.phase != "boundary":
-            job.emit("reject", reason="an exception left the update; the manager cannot undo it")
             return Outcome.EXIT
         # Starting a quorum forgets the failure, and the update would wait out the timeout again.
         if job.attempt.settings.options["report"] and isinstance(failure.error, Exception):
@@ -205,9 +274,7 @@ class TorchftManager(Strategy):
 
     def close(self, job: Job) -> None:
         """End the manager's threads and servers."""
-        # integration: begin
         self._manager.shutdown(wait=False)
-        # integration: end
 
 
 @contextlib.contextmanager
@@ -222,22 +289,49 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _is_shared(name: str) -> bool:
-    """Whether a part of S_app is the same on the ranks that hold the same shard."""
-    return not name.startswith("rng/")
+def _local(value: Tensor | int) -> Tensor:
+    """Return what this rank holds of a tensor, without its autograd history."""
+    from torch.distributed.tensor import DTensor
+
+    assert not isinstance(value, int)
+    return (value.to_local() if isinstance(value, DTensor) else value).detach()
 
 
-def _average(manager, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP would read annotations
+def _allocate(job: Job, state: Mapping[str, Tensor | int]) -> None:
+    """Give the optimizer the state that its first step would, where `state` has some."""
+    import torch
+
+    own = job.state()
+    parameters = {clean_name(name): value for name, value in job.model.named_parameters()}
+    for name, value in state.items():
+        if name not in own and not isinstance(value, int):
+            kind, _, path = name.partition("/")
+            alike = value.shape == _local(parameters[path]).shape
+            new = torch.zeros_like(parameters[path] if alike else value)
+            job.optimizer.state[parameters[path]][kind] = new.detach()
+
+
+def _random(job: Job) -> dict[str, Tensor]:
+    return {
+        name: value
+        for name, value in job.state().items()
+        if name.startswith("rng/") and not isinstance(value, int)
+    }
+
+
+def _random_key(job: Job) -> str:
+    return f"torchft/random/{job.attempt.layout.rank}"
+
+
+def _average(strategy, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP would read annotations
     """Average one bucket of DDP's gradients over the replicas that take part.
 
     The future is completed by hand: the manager's own can hang in DDP.
     """
-    # integration: begin
     import torch
 
     gradients = bucket.buffer()
-    manager.allreduce(gradients).wait()
+    strategy.average(gradients)
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(gradients)
     return future
-    # integration: end

@@ -25,7 +25,6 @@ class TorchftProcessGroup(Strategy):
     def connect(self, attempt: Attempt) -> Groups:
         """Use torch's groups for the shards and torchft's for the replicas."""
         shard = connect_shards(attempt)
-        # integration: begin
         import torch.distributed as dist
         from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
 
@@ -34,18 +33,14 @@ class TorchftProcessGroup(Strategy):
         self._generation = 0
         self._configure(attempt)
         self._group.register("replicate")
-        # integration: end
         if attempt.layout.shard_size > 1:
             return Groups(replicate=self._group, shard=shard)
         # DDP on the wrapper itself would train on gradients that nobody has divided.
-        # integration: begin
         hook = (self._group, _averaging(attempt.layout.num_replicas))
         return Groups(replicate=self._group, shard=shard, ddp=dist.group.WORLD, ddp_hook=hook)
-        # integration: end
 
     def _configure(self, attempt: Attempt) -> None:
         """Rendezvous under a prefix that was never used: a reused one fails after 15 s."""
-        # integration: begin
         layout, (host, port) = attempt.layout, attempt.store_address
         self._generation += 1
         self._group.configure(
@@ -58,7 +53,6 @@ class TorchftProcessGroup(Strategy):
             group_world_size=layout.shard_size,
             global_ranks=layout.replicate_ranks(),
         )
-        # integration: end
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
         """Configure again at a boundary; anything else is left to the launcher."""
@@ -66,9 +60,7 @@ class TorchftProcessGroup(Strategy):
             job.emit("reject", reason="struck inside an update, which the wrapper cannot undo")
             return Outcome.EXIT
         start = time.perf_counter()
-        # integration: begin
         self._configure(job.attempt)
-        # integration: end
         job.emit("phase", phase="reconfigure", ms=(time.perf_counter() - start) * 1e3)
         job.emit("references", generation=self._generation - 1, rebound=0, left=0)
         return Outcome.RESUMED
@@ -76,7 +68,6 @@ class TorchftProcessGroup(Strategy):
 
 def _averaging(num_replicas: int) -> Callable[[Any, Any], Any]:
     """Return a communication hook that averages DDP's gradients over torchft's group."""
-    # integration: begin
     import torch.distributed as dist
 
     def average(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP would read annotations
@@ -90,4 +81,3 @@ def _averaging(num_replicas: int) -> Callable[[Any, Any], Any]:
         return work.get_future().then(averaged)
 
     return average
-    # integration: end

@@ -9,12 +9,24 @@ different group counters, and with `use_local_synchronization` a second
 replacement meets the store keys of the first.
 
 `_world` holds what is known of torch.distributed's maps, `_backends` what differs between
-backends, `_interrupt` how a thread is got out of a collective.
+backends, `_cutting` and `_interrupt` how a thread is got out of a collective.
 """
 
-from accelpact._communicator._build import connect, probe, rebuild, rehearse, retire
-from accelpact._communicator._describe import Description, backend_objection, describe
-from accelpact._communicator._interrupt import interrupt, interrupt_by_name, prepare
+from accelpact._communicator._backends import has_watchdog
+from accelpact._communicator._build import connect, probe, rebuild, rehearse, retire, stop
+from accelpact._communicator._cutting import (
+    failure,
+    interrupt,
+    interrupt_by_name,
+    is_asynchronous,
+)
+from accelpact._communicator._describe import (
+    Description,
+    backend_objection,
+    describe,
+    require_served,
+)
+from accelpact._communicator._interrupt import prepare
 from accelpact._communicator._reaper import Reaper
 from accelpact._communicator._world import find, num_registered_groups, registered
 
@@ -24,14 +36,19 @@ __all__ = [
     "backend_objection",
     "connect",
     "describe",
+    "failure",
     "find",
+    "has_watchdog",
     "interrupt",
     "interrupt_by_name",
+    "is_asynchronous",
     "num_registered_groups",
     "prepare",
     "probe",
     "rebuild",
     "registered",
     "rehearse",
+    "require_served",
     "retire",
+    "stop",
 ]

@@ -29,8 +29,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelpact._communicator._world import find, registered
-from accelpact._errors import Rejected
+from accelpact._communicator._world import registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,15 +43,15 @@ _addresses: weakref.WeakKeyDictionary[ProcessGroup, bytes] = weakref.WeakKeyDict
 """What groups have published of themselves in their stores, whose keys may be gone by now."""
 
 
-def interrupt(group: ProcessGroup) -> bool:
+def shut_connections(group: ProcessGroup) -> bool:
     """Make a collective of `group` that blocks a thread of this process raise at once.
 
     All later collectives of `group` raise too, here and, sooner or later, on its other members:
     call it only for a group that is going to be replaced, and not once that has begun.
 
     Returns:
-        Whether it could: False for other backends than Gloo, and where the group's connections
-        cannot be told from those of others.
+        Whether it could: False where the group's connections cannot be told from those of others,
+        and where it has none of Gloo's.
     """
     address = _address(group)
     connections = None if address is None else _connections(address)
@@ -60,14 +59,6 @@ def interrupt(group: ProcessGroup) -> bool:
         with connection, contextlib.suppress(OSError):  # the peer may have been quicker
             connection.shutdown(socket.SHUT_RDWR)
     return connections is not None
-
-
-def interrupt_by_name(name: str) -> bool:
-    """Interrupt the group of that name; False if there is none."""
-    try:
-        return interrupt(find(name))
-    except Rejected:
-        return False
 
 
 def prepare(group: ProcessGroup) -> None:

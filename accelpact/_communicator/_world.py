@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from accelpact._errors import Reason, Rejected
@@ -43,6 +42,12 @@ class Entry:
         """Prefix, less its slash, under which torch lets the first backend use the store."""
         return self.config.partition(":")[0]
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Name of the backend per type of device, in torch's order."""
+        pairs = (each.partition(":") for each in self.config.split(","))
+        return {device: kind for device, _, kind in pairs}
+
 
 def look_up(group: ProcessGroup) -> Entry:
     """Read how `group` stands.
@@ -75,21 +80,18 @@ def look_up(group: ProcessGroup) -> Entry:
 
 
 def take_out(group: ProcessGroup, entry: Entry) -> None:
-    """Remove `group` from every map and shut it down; its name becomes free.
+    """Remove `group` from every map; its name becomes free.
 
-    `destroy_process_group` does that for any group but the default one, with which it destroys
-    all. The default group stays `dist.group.WORLD` until another is put in its place, since
-    `dist.get_rank()` asks it.
+    Not by `destroy_process_group`: with the default group it destroys all, and it shuts the
+    backends down, which waits without a limit where a communicator has been aborted. The default
+    group stays `dist.group.WORLD` until another is put in its place, since `dist.get_rank()` asks
+    it.
     """
-    if not entry.is_default:
-        dist.destroy_process_group(group)
-        return
     world = c10d._world
-    group.shutdown()
     for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
         del table[group]
-    world.pg_coalesce_state.pop(group, None)
-    world.pg_to_tag.pop(group, None)
+    for name in ("pg_coalesce_state", "pg_to_tag", "pg_flight_recorder_hooks"):
+        getattr(world, name, {}).pop(group, None)  # the last one is of torch 2.15 [read]
     for tag, _ in entry.places:
         world.tags_to_pg[tag].remove(group)
     c10d._unregister_process_group(entry.name)

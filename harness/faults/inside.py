@@ -13,6 +13,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from torch.nn.parallel import DistributedDataParallel
+
+from accelpact._state import clean_name
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,20 +28,23 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def halting(job: TrainingJob, notices: Notices, *, microbatches: int) -> Iterator[None]:
+def halting(
+    job: TrainingJob, notices: Notices, *, microbatches: int, at: str | None = None
+) -> Iterator[None]:
     """Halt this rank in the update that the body executes, if a fault is planned for it.
 
     Args:
         job: of this rank.
         notices: knows what is planned.
         microbatches: of an update.
+        at: name of the module in the bare model; None for the one in the middle.
     """
     fault = notices.due(job)
     if fault is None or not fault.inside:
         yield
         return
     halt = _Halt(job, notices, fault, microbatches)
-    module = _middle(job.model)
+    module = _middle(job.model) if at is None else _named(job.model, at)
     if fault.phase == "step":
         handle = job.optimizer.register_step_post_hook(halt.in_step)
     elif fault.phase == "forward":
@@ -69,6 +76,13 @@ def _middle(model: torch.nn.Module) -> torch.nn.Module:
         and any(True for _ in module.parameters(recurse=False))
     ]
     return leaves[len(leaves) // 2]
+
+
+def _named(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    """Return the module that the bare model called `name`, whatever it is wrapped in."""
+    bare = model.module if isinstance(model, DistributedDataParallel) else model
+    found = {clean_name(f"{each}.").rstrip("."): module for each, module in bare.named_modules()}
+    return found[name]  # of those with this name the innermost
 
 
 class _Halt:

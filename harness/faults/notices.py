@@ -33,7 +33,7 @@ class Notices:
         layout, fault = job.attempt.layout, self._faults.get(job.frontier)
         if fault is None or layout.rank != layout.world_size - 1:
             return None
-        return None if self._store.check([f"fired/{job.frontier}"]) else fault
+        return None if self._store.check([_fired(job)]) else fault
 
     def strike(self, job: TrainingJob, fault: Fault) -> str:
         """Do to this rank what is planned; return what came of it, if it still lives."""
@@ -41,7 +41,7 @@ class Notices:
 
     def _kill(self, job: TrainingJob, fault: Fault) -> str:
         """End this process as nothing can be caught; the store remembers that it was."""
-        self._store.set(f"fired/{job.frontier}", "1")
+        self._store.set(_fired(job), "1")
         job.emit("fault", update=job.frontier, role="killed", phase=fault.phase)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
@@ -54,7 +54,7 @@ class Notices:
 
     def stay_away(self, job: TrainingJob, fault: Fault) -> str:
         """Issue nothing until a peer has told of the failure; return what came of it."""
-        self._store.set(f"fired/{job.frontier}", "1")
+        self._store.set(_fired(job), "1")
         job.emit("fault", update=job.frontier, role="absent", phase=fault.phase)
         patience = job.attempt.settings.group_timeout + _PATIENCE_S
         try:
@@ -65,8 +65,9 @@ class Notices:
         return "notice of a peer's failure"
 
     def tell(self, job: TrainingJob, message: str) -> None:
-        """Tell the absent rank that a collective has failed here."""
-        self._store.set(_key(job), message)
+        """Tell the absent rank, if there is one, that a collective has failed here."""
+        if self._store.check([_fired(job)]):
+            self._store.set(_key(job), message)
         self._have(job)
 
     def _have(self, job: TrainingJob) -> None:
@@ -76,5 +77,10 @@ class Notices:
             job.emit("notice", update=job.frontier)
 
 
+def _fired(job: TrainingJob) -> str:
+    return f"fired/{job.frontier}"
+
+
 def _key(job: TrainingJob) -> str:
-    return f"notice/{job.attempt.index}/{job.frontier}"
+    # Not by attempt: where each replica has its own launcher, ranks count theirs differently.
+    return f"notice/{job.frontier}"

@@ -61,6 +61,12 @@ class View:
         """Numbers of all blocks."""
         return sorted({run.block for run in self.summary.runs})
 
+    @property
+    def unit(self) -> str:
+        """What the workload gets through: tokens, or samples where it has none."""
+        in_samples = any(run.goodput_samples_s for run in self.summary.runs)
+        return "samples" if in_samples else "tokens"
+
     def contender(self, name: str) -> Contender | None:
         """What the records say about a contender as such."""
         return next((each for each in self.summary.contenders if each.name == name), None)
@@ -216,7 +222,7 @@ def workload_text(view: View) -> str:
     parts.append(f"device {spec.get('device', DASH)}")
     if isinstance(schedule, dict):
         parts.append(f"{schedule.get('updates', DASH)} updates")
-        parts.append(f"checkpoint at {schedule.get('checkpoint_at', DASH)}")
+        parts.append(f"checkpoint at {schedule.get('checkpoint_at', DASH)}{_saving(spec)}")
         parts += [f"fault {fault_text(each)}" for each in schedule.get("faults", [])]
     parts.append(plural(len(view.blocks), "block"))
     torch = torch_version(view.environment)
@@ -229,6 +235,16 @@ def workload_text(view: View) -> str:
     }
     parts.append(", ".join(f"{name} {version}" for name, version in versions.items()))
     return "; ".join(part for part in parts if part)
+
+
+def _saving(spec: dict[str, Any]) -> str:
+    """How checkpoints are saved where that is not the default, a single one and synchronous."""
+    saving = spec.get("saving")
+    if not isinstance(saving, dict):
+        return ""
+    modes = ", ".join(saving.get("modes", []))
+    often = f" and every {saving['every']} updates" if saving.get("every") else ""
+    return often + (f" ({modes})" if modes != "sync" else "")
 
 
 def torch_version(environment: dict[str, Any]) -> str | None:

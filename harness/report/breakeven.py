@@ -74,7 +74,10 @@ def _age(view: View) -> int | None:
     ]  # fmt: skip
     if not faults or "checkpoint_at" not in schedule:
         return None
-    return int(faults[0]["update"]) - int(schedule["checkpoint_at"])
+    age = int(faults[0]["update"]) - int(schedule["checkpoint_at"])
+    saving = view.summary.spec.get("saving")
+    every = saving.get("every") if isinstance(saving, dict) else None
+    return age % int(every) if every else age
 
 
 def _missing(view: View) -> str:

@@ -46,24 +46,24 @@ def draw(view: View) -> dict[str, bytes]:
         }
 
 
-# -- committed tokens against time -------------------------------------------
+# -- committed tokens, or samples, against time ------------------------------
 
 
 def goodput(view: View) -> Figure:
-    """Committed tokens of all ranks against seconds, first block, the fault marked."""
+    """Committed tokens or samples of all ranks against seconds, first block, the fault marked."""
     figure = _style.new_figure(width=WIDTH, height=4.6)
     axes = figure.add_axes((0.095, 0.12, 0.68, 0.80))
     drawn = [run for run in _first_runs(view) if run.curve]
     if not drawn:
-        _style.empty(axes, "No run with a curve of committed tokens is in these records.")
+        _style.empty(axes, f"No run with a curve of committed {view.unit} is in these records.")
         return figure
     names = view.names
     for run in drawn:
         _curve(axes, run, names)
     axes.plot([], [], marker="X", color=_style.GREY, linestyle="none", label="fault")
-    axes.set_title(f"Committed tokens, block {drawn[0].block}")
+    axes.set_title(f"Committed {view.unit}, block {drawn[0].block}")
     axes.set_xlabel("time since launch, s")
-    axes.set_ylabel("committed tokens of all ranks")
+    axes.set_ylabel(f"committed {view.unit} of all ranks")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -83,7 +83,7 @@ def _first_runs(view: View) -> list[RunSummary]:
 
 def _curve(axes: Axes, run: RunSummary, names: list[str]) -> None:
     colour, dashes = _style.contender_style(run.strategy, names)
-    seconds, tokens = zip(*run.curve, strict=True)
+    seconds, amounts = zip(*run.curve, strict=True)
     label = _short(run.strategy)
     if not run.faulted:
         label += " (no fault)"
@@ -91,14 +91,14 @@ def _curve(axes: Axes, run: RunSummary, names: list[str]) -> None:
         label += f" ({run.verdict})"
     axes.step(
         (0.0, *seconds),
-        (0, *tokens),
+        (0, *amounts),
         where="post",
         color=colour,
         linestyle=dashes,
         linewidth=1.5,
         label=label,
     )
-    axes.plot(seconds[-1], tokens[-1], marker="o", markersize=3.5, color=colour)
+    axes.plot(seconds[-1], amounts[-1], marker="o", markersize=3.5, color=colour)
     if run.fault_s is not None:
         done = [amount for second, amount in run.curve if second <= run.fault_s]
         axes.plot(

@@ -38,6 +38,7 @@ METRICS = {
     "fault_to_next_update_s": "fault to next update",
     "fault_to_frontier_s": "fault to frontier",
     "goodput_tokens_s": "goodput",
+    "goodput_samples_s": "goodput, samples",
 }
 
 SHARES_TOLERANCE = 0.001
@@ -87,6 +88,13 @@ def _block_cell(run: RunSummary | None, measure: Callable[[RunSummary], float | 
     if run is None:
         return DASH
     return number(measure(run)) if reached(run) else run.verdict
+
+
+def goodput(view: View) -> str:
+    """Tokens, or samples, per second."""
+    if view.unit == "samples":
+        return per_block(view, lambda run: run.goodput_samples_s or None, "samples/s")
+    return per_block(view, lambda run: run.goodput_tokens_s, "tokens/s")
 
 
 def ratios(view: View) -> str:

@@ -13,13 +13,21 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 
 from harness.workload import wrappers
 from harness.workload.data import Loader
-from harness.workload.model import Block, Decoder, next_token_loss
-from harness.workload.presets import Workload
 from harness.workload.seeds import derive_seed
+from harness.workload.training import Given, Training
 from strategies import Groups, Layout
 
 COMPILER_BACKEND = "aot_eager"
 """All of the compiler but the code generator, which needs a C++ compiler on the machine."""
+
+
+class Built(NamedTuple):
+    """What one rank trains."""
+
+    model: torch.nn.Module
+    """In its wrapper."""
+    optimizer: torch.optim.Optimizer
+    training: Training
 
 
 class Update(NamedTuple):
@@ -29,11 +37,12 @@ class Update(NamedTuple):
     """Mean loss of this rank's own samples, a float32 scalar on the device."""
     samples: list[int]
     """Places in the data order that were consumed."""
-    tokens: int
+    tokens: int | None
+    """Of these samples; None where the workload counts samples alone."""
 
 
 def build(
-    workload: Workload,
+    make: Callable[[Given], Training],
     *,
     layout: Layout,
     groups: Groups,
@@ -43,13 +52,13 @@ def build(
     seed: int,
     wrapper: str = "fsdp1",
     compiled: bool = False,
-) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+) -> Built:
     """Build the wrapped model and its optimizer; a collective of every rank.
 
-    Parameters, gradients and both moments have `dtype`. Weights start equal on
+    Parameters, gradients and optimizer state have `dtype`. Weights start equal on
     all ranks, since they depend on `seed` alone; the global generators are
     then seeded for this rank, so that dropout differs between ranks. If it is to be `compiled`,
-    every block is, by itself.
+    every unit is, by itself.
 
     Raises:
         SpecError: the mesh is none for that wrapper.
@@ -57,33 +66,35 @@ def build(
     chosen = wrappers.find(wrapper)
     chosen.check_layout(layout)
     torch.manual_seed(seed)
-    with torch.device("meta"):
-        decoder = Decoder(workload.model).to(dtype)
-    model = chosen.wrap(decoder, layout=layout, groups=groups, device=device)
-    if activation_checkpointing:
-        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
-    if compiled:
-        for module in model.modules():
-            if isinstance(module, Block):
-                module.compile(backend=COMPILER_BACKEND, dynamic=False)
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=workload.lr,
-        betas=workload.betas,
-        eps=workload.eps,
-        weight_decay=workload.weight_decay,
-        fused=True,  # the other implementations hold temporary copies of every parameter
+    training = make(
+        Given(
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            rank=layout.rank,
+            world_size=layout.world_size,
+        )
     )
+    training.model.to(dtype)
+    units = training.units()  # of the bare model: a wrapper may change what a module looks like
+    model = chosen.wrap(training, units, layout=layout, groups=groups, device=device)
+    if activation_checkpointing:
+        blocks = {id(unit) for unit in units}
+        apply_activation_checkpointing(model, check_fn=lambda module: id(module) in blocks)
+    if compiled:
+        for unit in units:
+            unit.compile(backend=COMPILER_BACKEND, dynamic=False)
+    optimizer = training.optimizer(model.parameters())
     # The rank of the layout, never a group's: a contender's group may number its own way.
     torch.manual_seed(derive_seed(seed, "rank", layout.rank))
-    return model, optimizer
+    return Built(model, optimizer, training)
 
 
 def train_update(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     loader: Loader,
-    workload: Workload,
+    training: Training,
     *,
     wrapper: str = "fsdp1",
     may_commit: Callable[[], bool] = lambda: True,
@@ -97,7 +108,7 @@ def train_update(
         model: from `build`.
         optimizer: from `build`.
         loader: of this rank.
-        workload: as for `build`.
+        training: from `build`.
         wrapper: as for `build`.
         may_commit: asked when the gradients are complete.
 
@@ -107,19 +118,21 @@ def train_update(
     chosen = wrappers.find(wrapper)
     losses: list[Tensor] = []
     samples: list[int] = []
-    for microbatch in range(workload.accumulation):
-        last = microbatch == workload.accumulation - 1
-        tokens, places = loader.next_batch()
+    for microbatch in range(training.accumulation):
+        last = microbatch == training.accumulation - 1
+        batch, places = loader.next_batch()
         samples += places
         with chosen.microbatch(model, last=last):
-            loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
-            (loss / workload.accumulation).backward()
-        losses.append(loss.detach())
-    chosen.clip_grad_norm(model, workload.clip_norm)
+            loss = training.loss(model, batch)
+            (loss / training.accumulation).backward()
+        losses.append(loss.detach().float())
+    if training.clip_norm is not None:
+        chosen.clip_grad_norm(model, training.clip_norm)
     permitted = may_commit()
     if permitted:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if not permitted:
         return None
-    return Update(torch.stack(losses).mean(), samples, len(samples) * workload.seq_len)
+    tokens = None if training.tokens is None else len(samples) * training.tokens
+    return Update(torch.stack(losses).mean(), samples, tokens)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from accelpact import _frameworks
-from harness.workload import hsdp
+from harness.workload import decoder, hsdp
 from harness.workload.model import Block, Decoder, initializer
 from harness.workload.presets import Workload, find_workload
 from strategies import Groups, Layout
@@ -68,8 +68,8 @@ def build(
         for each in range(layout.shard_size)
     ]
     groups = Groups(shard=shards[layout.replica], replicate=replicas[layout.shard])
-    model, optimizer = hsdp.build(
-        workload(num_modules),
+    model, optimizer, _ = hsdp.build(
+        decoder.maker(workload(num_modules)),
         layout=layout,
         groups=groups,
         device=torch.device("cpu"),

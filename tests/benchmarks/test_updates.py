@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 import accelpact
 from harness.stats import interval
-from harness.workload import hsdp as training
-from harness.workload.corpus import Corpus
+from harness.workload import Given, Training, decoder
+from harness.workload import hsdp as hsdp_workload
 from harness.workload.data import Loader
 from tests.benchmarks import hsdp
 
@@ -31,13 +31,12 @@ NUM_PAIRS = 400
 NUM_WARM_UP = 10
 
 
-def batches() -> Loader:
-    """Return the data of rank 0."""
-    chosen = hsdp.workload()
-    return Loader(
-        Corpus.load(None),
-        seq_len=chosen.seq_len,
-        microbatch=chosen.microbatch,
+def batches() -> tuple[Training, Loader]:
+    """Return the job of rank 0, and its data."""
+    given = Given(device=torch.device("cpu"), dtype=torch.float32, seed=1, rank=0, world_size=4)
+    training = decoder.maker(hsdp.workload())(given)
+    return training, Loader(
+        training,
         rank=0,
         world_size=4,
         seed=1,
@@ -150,7 +149,7 @@ def test_whole_updates(benchmark: Any, drive: str) -> None:
     the runtime adds to an update. `manual` is hooks and commits, `auto` also the functions that
     stand in for torch.distributed's.
     """
-    chosen, loader = hsdp.workload(), batches()
+    training, loader = batches()
     with attached(wrapper=hsdp.FSDP1, drive=drive, loader=loader) as (built, pact):
 
         def timed(*, with_runtime: bool) -> float:
@@ -158,7 +157,7 @@ def test_whole_updates(benchmark: Any, drive: str) -> None:
             if not with_runtime:
                 pact.pause()
             start = time.perf_counter()
-            training.train_update(built.model, built.optimizer, loader, chosen)
+            hsdp_workload.train_update(built.model, built.optimizer, loader, training)
             if with_runtime and drive == "manual":
                 pact.commit(pact.frontier + 1)
             seconds = time.perf_counter() - start

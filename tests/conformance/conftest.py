@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "contender" in metafunc.fixturenames:
-        known = [name for name in strategies.names() if name != plan.REFERENCE]
+        known = [name for name in strategies.by_default() if name != plan.REFERENCE]
         names = metafunc.config.getoption("--strategy") or known
         metafunc.parametrize("contender", names, scope="session")
 

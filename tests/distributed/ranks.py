@@ -1,6 +1,7 @@
 """Runs a function on several ranks, each a process forked from the test's, and ends them all.
 
-A fork has torch imported already, so a rank starts in milliseconds. Nothing of a
+A fork has torch imported already, so a rank starts in milliseconds. Where ranks use CUDA they are
+spawned, since a fork of a process that has used it cannot. Nothing of a
 rank outlives `run`: what has not ended by the deadline is killed and reaped.
 """
 
@@ -30,11 +31,10 @@ from strategies import Attempt, Layout, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.context import ForkProcess
+    from multiprocessing.process import BaseProcess
 
 DEADLINE_S = 60.0
 _KILLED_S = 10.0
-_FORK = multiprocessing.get_context("fork")
 preload()
 
 
@@ -110,26 +110,29 @@ def run(
     *arguments: Any,
     world_size: int = 4,
     deadline: float = DEADLINE_S,
+    method: str = "fork",
     **options: Any,
 ) -> list[Result]:
     """Call `function(rank, *arguments, **options)` on `world_size` ranks; see how each ended.
 
     Args:
-        function: anything, closures included; its value must be picklable.
+        function: anything, closures included, if forked; its value must be picklable.
         arguments: handed to it.
         world_size: number of ranks.
         deadline: seconds after which ranks that have not ended are killed.
+        method: `fork` or `spawn`; with the latter, all that is handed over must be picklable.
         options: handed to it.
     """
     end = time.monotonic() + deadline
     results = [Result(rank=number) for number in range(world_size)]
-    processes: list[ForkProcess] = []
+    processes: list[BaseProcess] = []
+    context: Any = multiprocessing.get_context(method)
     channels: list[connection.Connection] = []
     try:
         for number in range(world_size):
-            ours, theirs = _FORK.Pipe()
+            ours, theirs = context.Pipe()
             call = (function, arguments, options)
-            process = _FORK.Process(
+            process = context.Process(
                 target=_rank, args=(number, world_size, theirs, call, deadline), daemon=True
             )
             process.start()
@@ -204,7 +207,7 @@ def _collect(results: list[Result], channels: list[connection.Connection], end: 
                 setattr(waiting[channel], kind, value)
 
 
-def _end(processes: list[ForkProcess]) -> None:
+def _end(processes: list[BaseProcess]) -> None:
     for process in processes:
         if process.is_alive():
             process.kill()

@@ -56,7 +56,7 @@ def run(
         if protected:
             main([*options, script, *arguments])
         else:
-            _run_bare(script, arguments)
+            run_bare(script, arguments)
     import atexit
 
     atexit._run_exitfuncs()  # a forked rank ends by os._exit
@@ -77,7 +77,7 @@ def launch_environment(rank: Rank) -> None:
     )
 
 
-def _run_bare(script: str, arguments: list[str]) -> None:
+def run_bare(script: str, arguments: list[str]) -> None:
     import runpy
 
     sys.argv = [script, *arguments]

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from accelpact._state import clean_name
 from harness.spec import WRAPPERS, Mesh
-from harness.workload import hsdp, wrappers
+from harness.workload import decoder, hsdp, wrappers
 from harness.workload.model import Decoder, next_token_loss
 from harness.workload.presets import find_workload
 from strategies._base import connect_native
@@ -82,8 +82,8 @@ def _gradients(rank: Rank, wrapper: str) -> dict[str, object]:
     attempt = dataclasses.replace(
         rank.attempt(group_timeout=30.0, shard_timeout=30.0), layout=layout
     )
-    model, _ = hsdp.build(
-        workload(),
+    model = hsdp.build(
+        decoder.maker(workload()),
         layout=layout,
         groups=connect_native(attempt),
         device=attempt.device,
@@ -91,7 +91,7 @@ def _gradients(rank: Rank, wrapper: str) -> dict[str, object]:
         activation_checkpointing=False,
         seed=SEED,
         wrapper=wrapper,
-    )
+    ).model
     for microbatch in range(ACCUMULATION):
         last = microbatch == ACCUMULATION - 1
         with wrappers.find(wrapper).microbatch(model, last=last):

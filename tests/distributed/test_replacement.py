@@ -307,7 +307,9 @@ class TestRefusal:
             Job(rank)
             world = dist.group.WORLD
             assert world is not None
-            description = dataclasses.replace(_communicator.describe(world), backend="nccl")
+            description = _communicator.describe(world)
+            parts = tuple(dataclasses.replace(each, backend="nccl") for each in description.parts)
+            description = dataclasses.replace(description, parts=parts)
             return _replacement.Rebuild().objection(world, description)
 
         (objection,) = ranks.values(ranks.run(one, world_size=1))

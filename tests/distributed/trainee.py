@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 import accelpact
 from harness.job import TrainingJob
-from harness.workload import hsdp
+from harness.workload import decoder, hsdp
 from harness.workload.config import ModelConfig
-from harness.workload.corpus import VOCAB_SIZE, Corpus
+from harness.workload.corpus import VOCAB_SIZE
 from harness.workload.data import Loader
 from harness.workload.model import next_token_loss
 from harness.workload.presets import Workload
@@ -54,8 +54,8 @@ def make(rank: Rank) -> TrainingJob:
     torch.manual_seed(0)
     attempt = rank.attempt(group_timeout=GROUP_TIMEOUT_S, shard_timeout=SHARD_TIMEOUT_S)
     groups = connect_native(attempt)
-    model, optimizer = hsdp.build(
-        WORKLOAD,
+    model, optimizer, training = hsdp.build(
+        decoder.maker(WORKLOAD),
         layout=attempt.layout,
         groups=groups,
         device=attempt.device,
@@ -64,9 +64,7 @@ def make(rank: Rank) -> TrainingJob:
         seed=SEED,
     )
     loader = Loader(
-        Corpus.load(None),
-        seq_len=WORKLOAD.seq_len,
-        microbatch=WORKLOAD.microbatch,
+        training,
         rank=rank.number,
         world_size=rank.world_size,
         seed=SEED,
@@ -75,6 +73,7 @@ def make(rank: Rank) -> TrainingJob:
     return TrainingJob(
         model=model,
         optimizer=optimizer,
+        training=training,
         loader=loader,
         attempt=attempt,
         groups=groups,
@@ -100,7 +99,7 @@ def protect(rank: Rank, job: TrainingJob, *, replacement: str = "rebuild", **opt
 
 def update(job: TrainingJob, pact: Pact | None = None) -> torch.Tensor:
     """Do and commit one update; return this rank's mean loss."""
-    done = hsdp.train_update(job.model, job.optimizer, job.loader, WORKLOAD)
+    done = hsdp.train_update(job.model, job.optimizer, job.loader, job.training)
     job.frontier += 1
     if pact is not None:
         pact.commit(job.frontier)

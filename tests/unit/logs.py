@@ -143,6 +143,23 @@ def restarted() -> Log:
     return log.supervise(28, "end", code=0)
 
 
+def healed() -> Log:
+    """Rank 3 dies; its replica, ranks 2 and 3, comes back and gets update 3's state; 19.5 s."""
+    log = start(Log()).add(10.5, "fault", ABSENT, update=3, role="killed")
+    log.add(10.75, "failure", PEER, update=3, error="RuntimeError: connection closed")
+    log.add(10.75, "notice", PEER, update=3)
+    for rank, late in ((2, 0.0), (3, 0.25)):
+        log.add(11.25 + late, "process", rank, attempt=1)
+        log.add(13.25 + late, "imported", rank, attempt=1)
+    log.add(14, "connected", 2, 3, attempt=1).add(14.5, "built", 2, 3, attempt=1)
+    log.add(15, "restored", 2, 3, attempt=1, update=1)
+    log.add(15.5, "healed", 2, 3, attempt=1, update=3, num_bytes=1000)
+    log.update(15.75, 17, 4, 0, 1).update(15.75, 17, 4, 2, 3, attempt=1)
+    log.update(18, 19, 5, 0, 1).update(18, 19, 5, 2, 3, attempt=1)
+    log.add(19.5, "finish", 0, 1, update=5).add(19.5, "finish", 2, 3, update=5, attempt=1)
+    return log.supervise(21, "end", code=0)
+
+
 def run_spec(strategy: str = "cold", **changes: Any) -> RunSpec:
     """One planned run of the schedule above; `changes` replace fields."""
     faulted = changes.get("faulted", strategy != "reference")

@@ -21,7 +21,18 @@ import strategies
 from harness import doctor, options
 from harness.cli import app
 
-COMMANDS = ("compare", "run", "tune", "breakeven", "report", "matrix", "doctor", "list")
+COMMANDS = (
+    "compare",
+    "run",
+    "tune",
+    "breakeven",
+    "report",
+    "matrix",
+    "qualify",
+    "checkpoints",
+    "doctor",
+    "list",
+)
 
 
 def invoke(*arguments: str) -> Any:
@@ -219,10 +230,11 @@ class TestListings:
 
     def test_faults(self) -> None:
         """Kinds and the phases in which they strike."""
-        phases = ["boundary", "forward", "backward"]
+        anywhere = ["boundary", "forward", "backward"]
+        found = {"absent": anywhere, "kill": anywhere, "error": ["step"]}
 
         assert [
-            {"name": kind, "kinds": [kind], "phases": phases} for kind in ("absent", "kill")
+            {"name": kind, "kinds": [kind], "phases": phases} for kind, phases in found.items()
         ] == self.listed("faults")
 
     @pytest.mark.parametrize("kind", ["strategies", "workloads", "faults"])

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.spec import SpecError
-from harness.workload.data import Corpus, Loader, ledger, permutation, sequence_at
+from harness.workload import Training
+from harness.workload.data import Corpus, Loader, Sequences, ledger, permutation, sample_at
 from harness.workload.seeds import derive_seed
 
 CPU = torch.device("cpu")
@@ -23,10 +24,15 @@ def make_loader(
     *, rank: int = 0, world_size: int = 4, microbatch: int = 2, seed: int = 3, data: bytes = TEXT
 ) -> Loader:
     """Return a loader of short sequences."""
-    return Loader(
-        Corpus(name="text", data=data),
-        seq_len=8,
+    training = Training(
+        model=torch.nn.Identity(),
+        optimizer=torch.optim.SGD,
+        data=Sequences(Corpus(name="text", data=data), 8),
+        loss=torch.nn.functional.mse_loss,
         microbatch=microbatch,
+    )
+    return Loader(
+        training,
         rank=rank,
         world_size=world_size,
         seed=seed,
@@ -57,7 +63,7 @@ class TestOrder:
 
     def test_places_run_through_epochs(self) -> None:
         """Place n + i of n sequences is place i of the second epoch."""
-        places = [sequence_at(place, seed=1, num_sequences=10) for place in range(10, 20)]
+        places = [sample_at(place, seed=1, num_samples=10) for place in range(10, 20)]
 
         assert permutation(1, 1, 10).tolist() == places
 
@@ -169,8 +175,15 @@ class TestLoader:
     def test_too_small(self) -> None:
         """One byte less than a microbatch for all ranks is refused; the need is named."""
         make_loader(data=b"x" * 65)
-        with pytest.raises(SpecError, match=r"at least 65 bytes.*found 64 in text"):
+        with pytest.raises(SpecError, match=r"data: expected at least 8 samples.*found 7;"):
             make_loader(data=b"x" * 64)
+
+    def test_too_little_text(self) -> None:
+        """The command line says the same of a text, in bytes."""
+        needs = {"seq_len": 8, "microbatch": 2, "world_size": 4}
+        Corpus(name="text", data=b"x" * 65).check(**needs)
+        with pytest.raises(SpecError, match=r"at least 65 bytes.*found 64 in text"):
+            Corpus(name="text", data=b"x" * 64).check(**needs)
 
 
 class TestLedger:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness import matrix
+from harness import matrix, options
+from harness.progress import Progress
 from harness.records import write_json
 from harness.spec import SpecError
+from strategies import Platform
 from tests.unit import logs, summaries
 
 COMMITTED = sorted(path.parent for path in Path(__file__).parents[2].glob("reports/*/matrix.json"))
@@ -136,6 +138,38 @@ class TestFaults:
         """Unknown kinds and phases, and what is named twice, are refused."""
         with pytest.raises(SpecError, match=r"^fault"):
             matrix.faults(wrong)
+
+
+class TestOwnWorkload:
+    """A matrix of what the user trains."""
+
+    @pytest.fixture
+    def own(self, folder: Path) -> Path:
+        """The same records, of a workload of the user's own."""
+        path = folder / "torch-2.14.0" / "fsdp1" / "comparison.json"
+        described = json.loads(path.read_text())
+        described["spec"] |= {"workload": "mine.py:build", "own": {"sha256": "ab" * 32}}
+        path.write_text(json.dumps(described))
+        matrix.finish(folder)
+        return folder
+
+    def test_is_named(self, own: Path) -> None:
+        """With the version of the file; the usual workload goes without saying."""
+        assert "The workload is mine.py:build (abababababab)." in (own / "matrix.md").read_text()
+
+    def test_stays_alone(self, own: Path) -> None:
+        """What was trained otherwise goes elsewhere."""
+        with pytest.raises(SpecError, match=r"^out: expected a folder for tiny alone; found reco"):
+            matrix.run(
+                options.make_spec(),
+                [],
+                wrappers=["ddp"],
+                strikes=matrix.STRIKES,
+                platform=Platform(device="cpu", backend="gloo"),
+                folder=own,
+                progress=Progress(),
+                check=lambda spec: spec,
+            )
 
 
 class TestMissingPackage:

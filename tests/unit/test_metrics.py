@@ -41,7 +41,7 @@ class TestGoodput:
         """5 updates of 4 ranks with 128 tokens each count once, replayed or not."""
         found = times(LOGS[name]())
 
-        assert 2560 == metrics.tokens_committed(LOGS[name]().timeline())
+        assert 2560 == metrics.committed(LOGS[name]().timeline())
         assert pytest.approx(wall_s) == found["wall_s"]
         assert pytest.approx(1.5) == found["teardown_s"]
         assert pytest.approx(2560 / wall_s) == found["goodput_tokens_s"]
@@ -60,14 +60,14 @@ class TestGoodput:
         log = without(logs.uninterrupted(), "commit", update=5, rank=2)
 
         assert 4 == log.timeline().committed
-        assert 4 * 4 * 128 == metrics.tokens_committed(log.timeline())
+        assert 4 * 4 * 128 == metrics.committed(log.timeline())
 
     def test_curve_counts_an_update_once(self) -> None:
         """Replayed updates do not move the curve; each point is the slowest rank's commit."""
         expected = [(0.0, 0), (6, 512), (8, 1024), (10, 1536), (24, 2048), (26, 2560)]
-        repaired = metrics.token_curve(logs.repaired().timeline())
+        repaired = metrics.curve(logs.repaired().timeline())
 
-        assert expected == metrics.token_curve(logs.restarted().timeline())
+        assert expected == metrics.curve(logs.restarted().timeline())
         assert pytest.approx((15.05, 2048)) == repaired[4]
 
 
@@ -183,6 +183,29 @@ class TestPhases:
         assert {"restart", "build", "restore", "replay", "next update"} == found.keys()
         assert pytest.approx(3900) == found["restart"]
         assert pytest.approx(9600) == sum(found.values()) - found["next update"]
+
+    def test_restart_of_one_replica(self) -> None:
+        """Only the ranks that were started again are waited for, and nothing is replayed."""
+        expected = {
+            "restart": 750,
+            "import": 2000,
+            "connect": 500,
+            "build": 500,
+            "restore": 500,
+            "heal": 500,
+            "resume": 250,
+            "next update": 1250,
+        }
+
+        assert pytest.approx(expected) == metrics.phases_ms(logs.healed().timeline())
+        assert 0 == metrics.replayed_updates(logs.healed().timeline())
+
+    def test_discarded_is_not_replayed(self) -> None:
+        """What is executed and thrown away before the next update has its own name."""
+        log = without(logs.repaired(), "phase").add(13.7, "begin", logs.PEER, update=4)
+        log.add(13.9, "discard", logs.PEER, update=4)
+
+        assert {"discarded", "next update"} == metrics.phases_ms(log.timeline()).keys()
 
     def test_repair_is_the_slowest_ranks(self) -> None:
         """Phases are those of the rank that took longest in all, and the rest has a name."""

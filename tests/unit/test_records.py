@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import strategies
-from harness import environment, integration, redact
+from harness import environment, redact
 from harness.events import JsonLines, Recorder
 from harness.records import Digests, Event, Resources, read_lines, write_json
 from tests.unit import logs
@@ -246,56 +245,6 @@ class TestRedact:
     def test_missing_package_has_no_version(self) -> None:
         """What is not installed is None, not an error."""
         assert environment.version("a-package-that-nobody-has") is None
-
-
-class TestIntegration:
-    """Lines that a contender needs in a training script."""
-
-    def test_counts_code_between_markers(self) -> None:
-        """Blank lines, comments and what is outside do not count."""
-        source = """
-        before = 1
-        # integration: begin
-        first = 1
-
-        # a comment
-        second = 2
-        # integration: end
-        between = 3
-            # integration: begin
-            third = 3
-            # integration: end
-        """
-
-        assert 3 == integration.count_lines(source)
-
-    def test_nothing_needed(self) -> None:
-        """No markers mean no answer; markers around nothing mean no lines."""
-        assert integration.count_lines("a = 1\n") is None
-        assert 0 == integration.count_lines("# integration: begin\n# integration: end\n")
-
-    @pytest.mark.parametrize(
-        ("source", "message"),
-        [
-            ("# integration: begin\na = 1\n", "expected '# integration: end' before the end"),
-            ("a = 1\n# integration: end\n", "line 2: expected the other marker; found"),
-            ("# integration: begin\n# integration: begin\n", "line 2: expected the other marker"),
-        ],
-    )
-    def test_unbalanced_markers(self, source: str, message: str) -> None:
-        """A marker without its counterpart is an error that names the line."""
-        with pytest.raises(ValueError, match=message):
-            integration.count_lines(source)
-
-    def test_own_contenders(self) -> None:
-        """Every contender that recovers says what it needs; the reference needs nothing."""
-        found = {
-            name: integration.integration_lines(strategies.find(name))
-            for name in ("reference", "cold", "nvrx", "torchft_pg", "accelpact")
-        }
-
-        assert found.pop("reference") is None
-        assert all(lines for lines in found.values())
 
 
 class TestJsonLines:

@@ -258,6 +258,26 @@ class TestKilled:
 
         assert not found.fired
 
+    @pytest.mark.parametrize(("healed", "verdict"), [(True, "pass"), (False, "rejected")])
+    def test_restart_of_one_replica(self, *, healed: bool, verdict: str) -> None:
+        """It is a recovery if every rank that was started again got a peer's state."""
+        log = logs.healed()
+        log.events = [
+            event for event in log.events
+            if healed or (event.event, event.rank) != ("healed", 2)
+        ]  # fmt: skip
+        timeline = log.timeline()
+        found = verdicts.judge(
+            logs.run_spec("torchft_manager", launcher_recovers=False),
+            timeline,
+            drift=EQUAL,
+            ledger=Ledger(missing=0, duplicated=0),
+            faults=[verdicts.evidence(timeline, self.KILL, run="r")],
+            reference_deterministic=True,
+        )
+
+        assert verdict == found.verdict
+
     @pytest.mark.parametrize(("own", "verdict"), [(True, "pass"), (False, "rejected")])
     def test_restart_of_all_ranks(self, *, own: bool, verdict: str) -> None:
         """It is a recovery only of who declares it to be its own."""

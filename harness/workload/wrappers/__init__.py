@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from harness.workload.model import Decoder
+    from harness.workload.training import Training
     from strategies import Groups, Layout
 
 
@@ -28,11 +29,22 @@ class Wrapper(Protocol):
         ...
 
     def wrap(
-        self, decoder: Decoder, *, layout: Layout, groups: Groups, device: torch.device
+        self,
+        training: Training,
+        units: Sequence[nn.Module],
+        *,
+        layout: Layout,
+        groups: Groups,
+        device: torch.device,
     ) -> nn.Module:
-        """Give `decoder`, which is on the meta device, its weights and its place; a collective.
+        """Give the model its weights, its place and its wrapper; a collective.
 
-        The weights depend on torch's seed alone. Every rank gets the same model.
+        Args:
+            training: its model is not wrapped yet.
+            units: submodules that are sharded one by one, the inner before the outer.
+            layout: where this rank stands.
+            groups: that the contender connected.
+            device: on which the model is to be.
         """
         ...
 
@@ -43,6 +55,16 @@ class Wrapper(Protocol):
     def clip_grad_norm(self, model: Any, max_norm: float) -> None:
         """Scale the gradients of the whole model to a norm of at most `max_norm`."""
         ...
+
+
+def materialize(training: Training, device: torch.device) -> nn.Module:
+    """Return the model with all its values on `device`."""
+    model = training.model
+    if training.initialize is None:
+        return model.to(device)
+    for module in model.modules():
+        training.initialize(module)
+    return model
 
 
 def find(name: str) -> Wrapper:

@@ -6,14 +6,17 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy
 
 from harness.spec import SpecError
-from harness.workload.model import Block, Decoder, initializer
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
 
+    import torch
+    from torch import nn
+
+    from harness.workload.training import Training
     from strategies import Groups, Layout
 
 
@@ -36,16 +39,22 @@ def check_layout(layout: Layout) -> None:
 
 
 def wrap(
-    decoder: Decoder, *, layout: Layout, groups: Groups, device: torch.device
+    training: Training,
+    units: Sequence[nn.Module],
+    *,
+    layout: Layout,
+    groups: Groups,
+    device: torch.device,
 ) -> FullyShardedDataParallel:
-    """Make every `Block` one FSDP unit and the rest another: num_layers + 1."""
+    """Make every one of `units` an FSDP unit, and the rest another."""
     del layout  # the groups say it all
+    blocks = {id(unit) for unit in units}
     return FullyShardedDataParallel(
-        decoder,
+        training.model,
         process_group=(groups.shard, groups.replicate),
         sharding_strategy=ShardingStrategy.HYBRID_SHARD,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        param_init_fn=initializer(decoder, device),
+        auto_wrap_policy=CustomPolicy(lambda module: id(module) in blocks),
+        param_init_fn=training.initialize,
         device_id=device,
         use_orig_params=True,
     )

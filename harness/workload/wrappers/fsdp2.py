@@ -12,11 +12,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from harness.spec import SpecError
-from harness.workload.model import Block, Decoder
+from harness.workload.wrappers import materialize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from harness.workload.training import Training
     from strategies import Groups, Layout
 
 
@@ -33,8 +34,15 @@ def check_layout(layout: Layout) -> None:
         )
 
 
-def wrap(decoder: Decoder, *, layout: Layout, groups: Groups, device: torch.device) -> nn.Module:
-    """Shard every `Block` by itself and then the rest: num_layers + 1 units.
+def wrap(
+    training: Training,
+    units: Sequence[nn.Module],
+    *,
+    layout: Layout,
+    groups: Groups,
+    device: torch.device,
+) -> nn.Module:
+    """Shard every one of `units` by itself and then the rest.
 
     The mesh is made of the groups that the contender connected.
     """
@@ -44,11 +52,10 @@ def wrap(decoder: Decoder, *, layout: Layout, groups: Groups, device: torch.devi
         mesh=torch.arange(layout.world_size).view(layout.num_replicas, layout.shard_size),
         mesh_dim_names=("replicate", "shard"),
     )
-    decoder.materialize(device)
-    for block in decoder.modules():
-        if isinstance(block, Block):
-            fully_shard(block, mesh=mesh)
-    return fully_shard(decoder, mesh=mesh)
+    model = materialize(training, device)
+    for unit in units:
+        fully_shard(unit, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 @contextlib.contextmanager
