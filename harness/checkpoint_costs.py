@@ -37,6 +37,10 @@ TABLE, COSTS, MEMORY, RUN = "checkpoints.md", "checkpoints.json", "memory.json",
 MODES = (NO_CHECKPOINT, *(mode for mode in CHECKPOINT_MODES if mode != NO_CHECKPOINT))
 
 
+class RunFailed(RuntimeError):
+    """The run did not reach its end; says where its output is."""
+
+
 class Memory(msgspec.Struct, kw_only=True):
     """What all processes of the run held at one save, uploading ones included."""
 
@@ -113,7 +117,7 @@ def run(
     """Run it into `folder`, which is new or empty, and write the table.
 
     Raises:
-        SpecError: the run did not reach its end; says where its output is.
+        RunFailed: the run did not reach its end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     described = environment.describe(device=platform.device, backend=platform.backend)
@@ -131,7 +135,8 @@ def run(
     write_json(folder / MEMORY, memory)
     redact(folder)
     if status != 0:
-        raise SpecError(f"run: expected it to reach its end; it ended with {status}; see {folder}")
+        how = "stood still and was ended" if status is None else f"ended with status {status}"
+        raise RunFailed(f"the run {how}; what its ranks said is in {folder / RUN}")
     return finish(folder)
 
 

@@ -288,13 +288,18 @@ def checkpoints(  # noqa: PLR0917  as above
     backend = environment.backend_for(device, world_size=spec.mesh.world_size)
     planned = checkpoint_costs.planned(spec, rounds=rounds, saves=saves, backend=backend)
     folder = options.output_folder(out, f"checkpoints-{_in_a_path(spec.workload)}-{device}")
-    checkpoint_costs.run(
-        planned,
-        platform=Platform(device=device, backend=backend),
-        folder=folder,
-        progress=Progress(),
-    )
+    try:
+        found = checkpoint_costs.run(
+            planned,
+            platform=Platform(device=device, backend=backend),
+            folder=folder,
+            progress=Progress(),
+        )
+    except checkpoint_costs.RunFailed as error:
+        _fail(str(error), EXIT_UNEXPECTED)
     typer.echo((folder / checkpoint_costs.TABLE).read_text())
+    if any(row.failed for row in found.rows):
+        raise typer.Exit(EXIT_UNEXPECTED)
 
 
 @app.command()

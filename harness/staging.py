@@ -67,7 +67,8 @@ def portable(state: Any, *, groups: Groups, device: str) -> Any:
         if mesh is None:
             mesh = DeviceMesh.from_group(groups.shard, device)
         size, shards = value.size(), value.local_shards()
-        local = shards[0].tensor if shards else torch.empty((0, *size[1:]), dtype=value.dtype)
+        nothing = torch.empty((0, *size[1:]), dtype=value.dtype, device=device)
+        local = shards[0].tensor if shards else nothing
         whole = torch.empty(size, device="meta")
         return DTensor.from_local(
             local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
