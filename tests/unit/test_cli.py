@@ -233,7 +233,9 @@ class TestListings:
         phases = ["boundary", "forward", "backward"]
 
         assert [
-            {"name": kind, "kinds": [kind], "phases": phases} for kind in ("absent", "kill")
+            {"name": "absent", "kinds": ["absent"], "phases": phases},
+            {"name": "kill", "kinds": ["kill"], "phases": phases},
+            {"name": "error", "kinds": ["error"], "phases": ["step"]},
         ] == self.listed("faults")
 
     @pytest.mark.parametrize("kind", ["strategies", "workloads", "faults"])

@@ -10,7 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from harness import compare, plan, schemas, summarize, tuning
+from harness import compare, integration, plan, schemas, summarize, tuning
 from harness.records import (
     Contender,
     Drift,
@@ -162,7 +162,9 @@ class TestSummarize:
         (cold,) = [each for each in summary.contenders if each.name == "cold"]
 
         assert isinstance(cold, Contender)
-        assert ("monitor-0.02s", 1) == (cold.variant, cold.integration_lines)
+        lines = integration.integration_lines("cold")
+        assert ("monitor-0.02s", lines) == (cold.variant, cold.integration_lines)
+        assert lines
         assert 1 == cold.settings["max_restarts"]
         assert "pydoc_data.topics" in summary.spec["data"]["name"]
 
