@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import accelpact
-from harness import checkpoint, drift
+from harness import checkpoint, compiling, drift
 from harness.faults import Boundary, CollectiveFailed, Notices, halting
 from harness.job import TrainingJob
 from harness.layout import CHECKPOINTS, REPLICA
@@ -82,6 +82,9 @@ class Trainer:
             recorder=recorder,
         )
         self._capturing = accelpact.Capturing(loader, model)
+        self._counting = (
+            compiling.Counting(folder, rank=attempt.layout.rank) if spec.count_compiled else None
+        )
         recorder.emit("built")
         self._saver = Saver(self.job, self._checkpoints, modes=spec.saving.modes)
         self._restore()
@@ -167,6 +170,8 @@ class Trainer:
         )
         digest = job.digest()
         job.recorder.digests(job.frontier, digest.root, digest.tensors)
+        if self._counting is not None:
+            self._counting.record(job.frontier, job.groups)
         if job.frontier == 1:
             self._measure("before")
         self._loss, self._root = update.loss, digest.root
