@@ -53,8 +53,11 @@ def run_example(rank: Rank, name: str, folder: Path, late_after: int) -> list[st
     # NVRx starts a process for every rank, which daemons may not, and which wants real files.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     printed = folder / f"rank{rank.number}.txt"
-    sys.stdin = Path(os.devnull).open()
-    with printed.open("w") as output, contextlib.redirect_stdout(output):
+    with (
+        Path(os.devnull).open() as sys.stdin,
+        printed.open("w") as output,
+        contextlib.redirect_stdout(output),
+    ):
         scripts.run_bare(str(script), [])
     return printed.read_text().splitlines()
 
