@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -193,6 +194,50 @@ def matrix(
         check=functools.partial(options.check_machine, refuse=CannotRunHere),
     )
     typer.echo((out / verdicts.MATRIX).read_text())
+    if verdicts.unexpected(found):
+        raise typer.Exit(EXIT_UNEXPECTED)
+
+
+@app.command()
+@guarded
+def compiled(
+    strategies: options.Strategies = "",
+    wrappers: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
+    out: options.MatrixOut = options.REPORTS / "compiled",
+) -> None:
+    """Count graphs, graph breaks and recompilations before and after a recovery, on 4 CPU ranks.
+
+    By default of every kind of group: native, reconfigured, torchft's wrapper, and new processes.
+
+    Example: accelpact compiled --wrappers fsdp2 --out reports/compiled
+    """
+    from harness import compiling, environment, plan
+    from harness import matrix as verdicts
+    from harness.progress import Progress
+    from strategies import Platform
+
+    found = verdicts.run(
+        dataclasses.replace(
+            # All ranks compile at once, which takes any of them its time: so longer deadlines.
+            options.make_spec(
+                group_timeout=10.0,
+                soft_timeout=20.0,
+                hard_timeout=40.0,
+                barrier_timeout=60.0,
+                world_timeout=120.0,
+            ),
+            compiled=True,
+            count_compiled=True,
+        ),
+        plan.contenders(_names(strategies) or list(compiling.CONTENDERS)),
+        wrappers=_names(wrappers) or list(WRAPPERS),
+        strikes=(compiling.STRIKE,),
+        platform=Platform(device="cpu", backend=environment.backend_for("cpu", world_size=4)),
+        folder=out,
+        progress=Progress(),
+        check=functools.partial(options.check_machine, refuse=CannotRunHere),
+    )
+    typer.echo((out / compiling.TABLE).read_text())
     if verdicts.unexpected(found):
         raise typer.Exit(EXIT_UNEXPECTED)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from harness import compare, drift, plan, summarize
+from harness import compare, compiling, drift, plan, summarize
 from harness.launching import Forks
 from harness.layout import CHECKSUMS, COMPARISON, RUNS
 from harness.records import SCHEMA_VERSION, Digests, Verdict, read_lines, write_json
@@ -196,8 +196,8 @@ def build(folder: Path) -> dict[str, bytes]:
     cells: list[Cell] = []
     seconds = {}
     workloads: dict[str, None] = {}
-    for place in places:
-        summary = summarize.summarize(place)
+    summaries = {place: summarize.summarize(place) for place in places}
+    for place, summary in summaries.items():
         workloads[_workload(summary.spec)] = None
         cells += _cells(summary, torch=place.parent.name.removeprefix("torch-"))
         if (place / TOOK).is_file():
@@ -211,11 +211,12 @@ def build(folder: Path) -> dict[str, bytes]:
         cells=cells,
     )
     text = msgspec.json.format(msgspec.json.encode(matrix), indent=1)
-    own = (MATRIX, CELLS, CHECKSUMS)
+    own = (MATRIX, CELLS, CHECKSUMS, compiling.TABLE, compiling.COUNTS)
     records = [path for path in folder.rglob("*") if path.is_file() and path.name not in own]
     return {
         CELLS: text + b"\n",
         MATRIX: render(matrix).encode(),
+        **compiling.build(summaries),
         CHECKSUMS: compare.checksums_of(records, folder).encode(),
     }
 

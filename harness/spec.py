@@ -276,6 +276,8 @@ class Spec:
     """A text file or a folder of them; None for CPython's documentation."""
     compiled: bool = False
     """Whether every block of the model goes through `torch.compile`."""
+    count_compiled: bool = False
+    """Whether what the compiler does is counted after every update."""
     envelope: str | None = None
     """File that the contender accelpact asks what it may do; None: it does what it can."""
     timeouts: Timeouts = dataclasses.field(default_factory=Timeouts)

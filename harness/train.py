@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import accelpact
-from harness import checkpoint, drift
+from harness import checkpoint, compiling, drift
 from harness.faults import Boundary, CollectiveFailed, Notices, halting
 from harness.job import TrainingJob
 from harness.layout import CHECKPOINTS, EVENTS, REPLICA
@@ -83,6 +83,9 @@ class Trainer:
             recorder=recorder,
         )
         self._capturing = accelpact.Capturing(loader, model)
+        self._counting = (
+            compiling.Counting(folder, rank=attempt.layout.rank) if spec.count_compiled else None
+        )
         recorder.emit("built")
         self._saver = Saver(self.job, self._checkpoints, modes=spec.saving.modes)
         self._restore()
@@ -163,6 +166,8 @@ class Trainer:
         job.frontier += 1
         self._strategy.committed(job)
         self._root = self._record(tokens=update.tokens, samples=update.samples)
+        if self._counting is not None:
+            self._counting.record(job.frontier, job.groups)
         if job.frontier == 1:
             self._measure("before")
         self._loss = update.loss

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import multiprocessing
 import os
 import re
@@ -51,12 +50,16 @@ def run_example(rank: Rank, name: str, folder: Path, late_after: int) -> list[st
     os.environ.update(surroundings(folder, late_after))
     script = integration.folder() / f"train_{name}.py"
     sys.path.insert(0, str(script.parent))
-    # NVRx starts a process for every rank, which daemons may not.
+    # NVRx starts a process for every rank, which daemons may not, and which wants real files.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
+    printed = folder / f"rank{rank.number}.txt"
+    with (
+        Path(os.devnull).open() as sys.stdin,
+        printed.open("w") as output,
+        contextlib.redirect_stdout(output),
+    ):
         scripts.run_bare(str(script), [])
-    return output.getvalue().splitlines()
+    return printed.read_text().splitlines()
 
 
 def weights(lines: list[str]) -> list[str]:
