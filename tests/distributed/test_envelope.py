@@ -162,12 +162,12 @@ class TestAnyOtherFile:
 
 
 def _inside(rank: Rank, envelope: str, events: str) -> None:
-    """A reduction fails in update 2, a gathering in update 3."""
+    """A reduction fails in update 2, the first gathering, which is in a forward pass, in update 3."""
     wrappers.connect(rank)
     build, _ = wrappers.WRAPPERS["fsdp2"]
     strikes = [
         Strike(update=2, kind="reduce-scatter", place=0.5, rank=1),
-        Strike(update=3, kind="all-gather", place=0.5, rank=2),
+        Strike(update=3, kind="all-gather", place=0.0, rank=2),
     ]
     inflight.protected(
         rank, build, 4, form="iterator", strikes=strikes, envelope=envelope, events=events
