@@ -326,8 +326,8 @@ def _conditions(ran: RunSpec, described: dict[str, object]) -> str:
     saving = ran.spec.saving
     return (
         f"{ran.division}; torch {torch}; {described.get('processor')}, "
-        f"{described.get('cores')} cores{busy}; a save after every update, {saving.in_turn} in one mode "
-        "before the next mode's turn; the first round is not counted"
+        f"{described.get('cores')} cores{busy}; a save after every update, {saving.in_turn} in one "
+        "mode before the next mode's turn; the first round is not counted"
     )
 
 
