@@ -162,7 +162,7 @@ class TestAnyOtherFile:
 
 
 def _inside(rank: Rank, envelope: str, events: str) -> None:
-    """A reduction fails in update 2, the first gathering, which is in a forward pass, in update 3."""
+    """A reduction fails in update 2; in update 3 the first gathering, in a forward pass."""
     wrappers.connect(rank)
     build, _ = wrappers.WRAPPERS["fsdp2"]
     strikes = [
