@@ -5,6 +5,7 @@ fails between two updates is repaired and issued again. The group is replaced, e
 reference to it is rebound, and an audit proves that none is left.
 """
 
+from accelpact._attach import attach
 from accelpact._capture import Capture, Capturing
 from accelpact._communicator import num_registered_groups
 from accelpact._digest import StateDigest, tensor_digest, tree_digest
@@ -12,7 +13,7 @@ from accelpact._discard import Discard
 from accelpact._errors import EXIT_STATUS, Reason, Rejected, UpdateInterrupted
 from accelpact._floor import measure_floor
 from accelpact._frameworks import ALL as FRAMEWORKS
-from accelpact._pact import Pact, attach
+from accelpact._pact import Pact
 from accelpact._protocol import Repair
 from accelpact._rebind import ReferenceIndex
 from accelpact._settings import Settings

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from accelpact._attach import attach
 from accelpact._boundary import Boundary
 from accelpact._discover import wrapped_models
 from accelpact._errors import Rejected
-from accelpact._pact import attach
 from accelpact._state import parameters
 
 if TYPE_CHECKING:

@@ -167,9 +167,10 @@ def _own_key() -> str:
 def collect(job: TrainingJob) -> dict[str, Any]:
     """Return what is saved, without copies where the wrapper needs none; all ranks call this."""
     model, optimizer = get_state_dict(job.model, job.optimizer)
-    # Of a buffer that every rank changes by itself, DCP would keep one rank's.
+    # Of a buffer that every rank changes by itself, DCP would keep one rank's, and load it into the
+    # buffer itself. So each rank's own are copies.
     own: dict[str, Any] = {
-        **{f"buffer/{name}": buffer for name, buffer in job.model.named_buffers()},
+        **{f"buffer/{name}": buffer.clone() for name, buffer in job.model.named_buffers()},
         "rng_cpu": torch.get_rng_state(),
         "cursor": torch.tensor(job.loader.state_dict()["cursor"]),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import statistics
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import msgspec
 
 from harness import compare, environment, plan, supervisor
 from harness.launching import torchrun
-from harness.layout import CHECKSUMS, ENVIRONMENT
+from harness.layout import CHECKSUMS, ENVIRONMENT, STATE
 from harness.records import SCHEMA_VERSION, Event, read_lines, write_json
 from harness.redact import redact
 from harness.report import paper
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 TABLE, COSTS, MEMORY, RUN = "checkpoints.md", "checkpoints.json", "memory.json", "run"
 MODES = (NO_CHECKPOINT, *(mode for mode in CHECKPOINT_MODES if mode != NO_CHECKPOINT))
+
+
+class RunFailed(RuntimeError):
+    """The run did not reach its end; says where its output is."""
 
 
 class Memory(msgspec.Struct, kw_only=True):
@@ -113,7 +118,7 @@ def run(
     """Run it into `folder`, which is new or empty, and write the table.
 
     Raises:
-        SpecError: the run did not reach its end; says where its output is.
+        RunFailed: the run did not reach its end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     described = environment.describe(device=platform.device, backend=platform.backend)
@@ -131,8 +136,17 @@ def run(
     write_json(folder / MEMORY, memory)
     redact(folder)
     if status != 0:
-        raise SpecError(f"run: expected it to reach its end; it ended with {status}; see {folder}")
+        how = "stood still and was ended" if status is None else f"ended with status {status}"
+        raise RunFailed(f"the run {how}; what its ranks said is in {folder / RUN}")
+    _compact(folder / RUN)
     return finish(folder)
+
+
+def _compact(own: Path) -> None:
+    """Keep what the table rests on: no tensors, no digests, no logs of a run that went well."""
+    shutil.rmtree(own / STATE, ignore_errors=True)
+    for path in (*own.glob("*.log"), own / "digests.jsonl", own / "resources.jsonl"):
+        path.unlink(missing_ok=True)
 
 
 def _last_in_turn(run: RunSpec, update: int | None) -> bool:
@@ -307,11 +321,13 @@ def build(folder: Path) -> dict[str, bytes]:
 def _conditions(ran: RunSpec, described: dict[str, object]) -> str:
     packages = described.get("packages")
     torch = packages.get("torch") if isinstance(packages, dict) else None
+    load = described.get("load_before")
+    busy = f", load {load[0]:.1f} before the run" if isinstance(load, list) and load else ""
     saving = ran.spec.saving
     return (
         f"{ran.division}; torch {torch}; {described.get('processor')}, "
-        f"{described.get('cores')} cores; a save after every update, {saving.in_turn} in one mode "
-        "before the next mode's turn; the first round is not counted"
+        f"{described.get('cores')} cores{busy}; a save after every update, {saving.in_turn} in one "
+        "mode before the next mode's turn; the first round is not counted"
     )
 
 

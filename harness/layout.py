@@ -12,6 +12,8 @@ CHECKSUMS = "SHA256SUMS"
 
 DRIFT = "drift.json"
 """Below a run's folder: numeric drift, which only tensors can tell."""
+EVENTS = "events.jsonl"
+"""Below a run's folder: what its ranks and its supervisor have recorded."""
 CHECKPOINTS = "checkpoints"
 """Below a run's folder while it lasts; checkpoints are no records."""
 REPLICA = "replica{}"

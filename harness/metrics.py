@@ -214,7 +214,7 @@ def phases_ms(timeline: Timeline) -> dict[str, float]:
             timed.setdefault(event.rank, {})[event.phase] = event.ms
     found = max(timed.values(), key=lambda phases: sum(phases.values()), default={})
     if not found:
-        found = _restart_phases(timeline, since=notice, until=resumed)
+        found = _restart_phases(timeline, fault=timeline.fault.t, since=notice, until=resumed)
     else:
         found["resume"] = max(0.0, (resumed - notice) * 1e3 - sum(found.values()))
     commit = timeline.slowest(timeline.select("commit", update=(timeline.fault.update or 0) + 1))
@@ -223,12 +223,16 @@ def phases_ms(timeline: Timeline) -> dict[str, float]:
     return found
 
 
-def _restart_phases(timeline: Timeline, *, since: float, until: float) -> dict[str, float]:
+def _restart_phases(
+    timeline: Timeline, *, fault: float, since: float, until: float
+) -> dict[str, float]:
     found: dict[str, float] = {}
     now = since
+    # A launcher can be at work before the last rank has its notice.
+    restarted = _restarted(timeline, since=fault, until=until)
     for name, phase in _RESTART_MILESTONES:
         events = [event for event in timeline.select(name) if since < event.t <= until]
-        reached = timeline.slowest(events, of=_restarted(timeline, since=since, until=until))
+        reached = timeline.slowest(events, of=restarted)
         if reached is not None and reached >= now:
             # In process there is no new interpreter: the restart ends with the connection.
             label = "restart" if name == "connected" and "restart" not in found else phase

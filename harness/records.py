@@ -39,7 +39,7 @@ EventName = Literal[
     "phase",  # a named phase of recovery took `ms`
     "references",  # cached references to the retired group: rebound, left
     "recovered",  # Strategy.recover returned; outcome
-    "healed",  # a peer's state was loaded; update
+    "healed",  # a peer's state was loaded; update, bytes; reason: what of it no peer had
     "discard",  # an update was executed and thrown away
     "reject",  # recovery was refused; reason
     "floor",  # the bare cost of a repair, measured on this rank; ms
@@ -63,8 +63,6 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fie
     """Tokens that this rank contributed to the committed update."""
     samples: list[int] | None = None
     """Places in the data order of every sample this rank consumed in the update."""
-    num_bytes: int | None = None
-    """Size of the state that came from a peer."""
     cursor: int | None = None
     """Samples this rank has consumed since the beginning of the committed history."""
     loss: float | None = None

@@ -58,9 +58,9 @@ class Saver:
         """Make the group of the uploads, if any mode needs it."""
         self._job = job
         self._folder = folder
-        layout = job.attempt.layout
-        self._rank, self._size = layout.rank, layout.world_size
-        self._store = dist.PrefixStore(f"checkpoint/{job.attempt.index}", job.attempt.store())
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()  # of one launcher's ranks
+        prefix = f"checkpoint/{folder.name}/{job.attempt.index}"
+        self._store = dist.PrefixStore(prefix, job.attempt.store())
         self._group: dist.ProcessGroup | None = None
         if any(mode in staging.ASYNC for mode in modes):
             timeout = timedelta(seconds=DEADLINE_S)
@@ -121,10 +121,7 @@ class Saver:
         job = self._job
         pending = self._expect(job.frontier, mode, began=began)
         state = staging.portable(
-            checkpoint.collect(job),
-            layout=job.attempt.layout,
-            groups=job.groups,
-            device=job.attempt.device.type,
+            checkpoint.collect(job), groups=job.groups, device=job.attempt.device.type
         )
         if mode == "async-cached" and self._stager is None:
             self._stager = staging.BufferedStager(pinned=job.attempt.device.type == "cuda")

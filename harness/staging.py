@@ -16,7 +16,7 @@ from harness.spec import SpecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strategies import Groups, Layout
+    from strategies import Groups
 
 ASYNC = ("async-thread", "async-process", "async-cached")
 IN_A_PROCESS = ("async-process", "async-cached")
@@ -47,7 +47,7 @@ def check(modes: Sequence[str]) -> None:
                 )
 
 
-def portable(state: Any, *, layout: Layout, groups: Groups, device: str) -> Any:
+def portable(state: Any, *, groups: Groups, device: str) -> Any:
     """Return `state` with a DTensor in place of every ShardedTensor: the same shard, not copied.
 
     FSDP1 cuts a parameter along its first dimension as `torch.chunk` does, and so does DTensor.
@@ -65,9 +65,10 @@ def portable(state: Any, *, layout: Layout, groups: Groups, device: str) -> Any:
         if not isinstance(value, ShardedTensor):
             return value
         if mesh is None:
-            mesh = DeviceMesh.from_group(groups.shard, device, mesh=layout.shard_ranks())
+            mesh = DeviceMesh.from_group(groups.shard, device)
         size, shards = value.size(), value.local_shards()
-        local = shards[0].tensor if shards else torch.empty((0, *size[1:]), dtype=value.dtype)
+        nothing = torch.empty((0, *size[1:]), dtype=value.dtype, device=device)
+        local = shards[0].tensor if shards else nothing
         whole = torch.empty(size, device="meta")
         return DTensor.from_local(
             local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()

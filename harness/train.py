@@ -12,7 +12,8 @@ import accelpact
 from harness import checkpoint, compiling, drift
 from harness.faults import Boundary, CollectiveFailed, Notices, halting
 from harness.job import TrainingJob
-from harness.layout import CHECKPOINTS, REPLICA
+from harness.layout import CHECKPOINTS, EVENTS, REPLICA
+from harness.records import Event, read_lines
 from harness.saver import Saver
 from harness.workload import chosen, hsdp
 from harness.workload.data import Loader
@@ -137,7 +138,10 @@ class Trainer:
             Whether it was committed, and not taken back.
         """
         job, strategy = self.job, self._strategy
+        known = job.frontier
         strategy.begin(job)
+        if job.frontier > known:
+            self._make_up()
         job.emit("begin", update=job.frontier + 1)
         before = self._capturing.take(job.frontier) if strategy.gates_updates else None
         own = self._run.spec.own
@@ -161,21 +165,45 @@ class Trainer:
             return False
         job.frontier += 1
         self._strategy.committed(job)
-        job.emit(
-            "commit",
-            update=job.frontier,
-            tokens=update.tokens,
-            samples=update.samples,
-            cursor=job.loader.cursor,
-        )
-        digest = job.digest()
-        job.recorder.digests(job.frontier, digest.root, digest.tensors)
+        self._root = self._record(tokens=update.tokens, samples=update.samples)
         if self._counting is not None:
             self._counting.record(job.frontier, job.groups)
         if job.frontier == 1:
             self._measure("before")
-        self._loss, self._root = update.loss, digest.root
+        self._loss = update.loss
         return True
+
+    def _record(self, *, tokens: int | None, samples: list[int]) -> str:
+        """Write that the update at the frontier is committed, and the state; return its root."""
+        job = self.job
+        job.emit(
+            "commit",
+            update=job.frontier,
+            tokens=tokens,
+            samples=samples,
+            cursor=job.loader.cursor,
+        )
+        digest = job.digest()
+        job.recorder.digests(job.frontier, digest.root, digest.tensors)
+        return digest.root
+
+    def _make_up(self) -> None:
+        """Write what a peer's state implies if this rank ended before it could.
+
+        It had contributed to an update that others then committed. So it has consumed its samples,
+        which the cursor tells.
+        """
+        job = self.job
+        rank, reached = job.attempt.layout.rank, job.frontier
+        written = read_lines(self._folder / EVENTS, Event)
+        if any((each.event, each.rank, each.update) == ("commit", rank, reached)
+               for each in written):  # fmt: skip
+            return
+        number, per_sample = job.training.samples_per_update, job.training.tokens
+        self._record(
+            tokens=None if per_sample is None else number * per_sample,
+            samples=job.loader.places(job.loader.cursor - number, number),
+        )
 
     def _take_back(self, before: accelpact.Capture) -> None:
         """Undo the update that the strategy did not let commit: no gradient is left of it."""

@@ -37,8 +37,8 @@ _NOTES = (
     "a replica that comes back first loads its last checkpoint: all could have ended",
     "a collective that fails between updates is given up: torchft goes on to the next update",
     (
-        "no other replica has a rank's random state: each keeps its own in the supervisor's "
-        "store, after every commit"
+        "no other replica has a rank's random state and buffers: each keeps its own in the "
+        "supervisor's store, before every vote"
     ),
 )
 
@@ -51,19 +51,20 @@ class TorchftManager(Strategy):
     distribution = "torchft"
     expected_inside = "pass"
     expected_killed = "pass"
+    expected_step = "pass"
     gates_updates = True
     variants = {
-        "sync quorum": {"async_quorum": False, "report": True, "keep_random": True},
-        "async quorum": {"async_quorum": True, "report": True, "keep_random": True},
+        "sync quorum": {"async_quorum": False, "report": True, "keep_own": True},
+        "async quorum": {"async_quorum": True, "report": True, "keep_own": True},
         "sync quorum, failures between updates not reported": {
             "async_quorum": False,
             "report": False,
-            "keep_random": True,
+            "keep_own": True,
         },
-        "sync quorum, random states not kept": {
+        "sync quorum, own state not kept": {
             "async_quorum": False,
             "report": True,
-            "keep_random": False,
+            "keep_own": False,
         },
     }
 
@@ -198,7 +199,7 @@ class TorchftManager(Strategy):
         return {
             name: value if isinstance(value, int) else _local(value).clone()
             for name, value in self._job.state().items()
-            if not name.startswith("rng/")
+            if not _is_own(name)
         }
 
     def _load(self, state: Mapping[str, Tensor | int]) -> None:
@@ -212,33 +213,47 @@ class TorchftManager(Strategy):
                 _local(own[name]).copy_(value)
         job.loader.load_state_dict({"cursor": state["cursor"]})
         job.frontier = self._manager.current_step()
-        complete = self._take_random(job)
+        complete = self._take_own(job)
         tensors = [value for value in state.values() if not isinstance(value, int)]
         job.emit(
             "healed",
             update=job.frontier,
-            num_bytes=sum(value.numel() * value.element_size() for value in tensors),
-            reason=None if complete else "this rank's random state at that update is lost",
+            bytes=sum(value.numel() * value.element_size() for value in tensors),
+            reason=None
+            if complete
+            else "this rank's random state and buffers at that update are lost",
         )
 
-    def committed(self, job: Job) -> None:
-        """Keep this rank's random state: no other has it, if this process dies."""
-        if job.attempt.settings.options["keep_random"]:
-            states = {name: bytes(value.numpy()) for name, value in _random(job).items()}
-            self._meeting.set(_random_key(job), pickle.dumps((job.frontier, states)))
+    def _keep_own(self, job: Job) -> None:
+        """Keep what no other rank has, for the life of this rank that may have to follow."""
+        if not job.attempt.settings.options["keep_own"]:
+            return
+        update = job.frontier + 1
+        own = {
+            name: _local(value).cpu()
+            for name, value in job.state().items()
+            if _is_own(name) and not isinstance(value, int)
+        }
+        self._meeting.set(_own_key(job, update), pickle.dumps((update, own)))
 
-    def _take_random(self, job: Job) -> bool:
-        """Go on with the random state that the process before this one had; say if it is there."""
+    def _take_own(self, job: Job) -> bool:
+        """Go on with what the life before this one has kept; say if it is there."""
         import torch
 
-        if not self._meeting.check([_random_key(job)]):
+        key = _own_key(job, job.frontier)
+        if not self._meeting.check([key]):
             return False
-        update, states = pickle.loads(self._meeting.get(_random_key(job)))  # noqa: S301  our own
+        update, kept = pickle.loads(self._meeting.get(key))  # noqa: S301  our own
         if update != job.frontier:
             return False
-        for name, state in states.items():
-            setter = torch.cuda.set_rng_state if name == "rng/cuda" else torch.set_rng_state
-            setter(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        state = job.state()
+        for name, value in kept.items():
+            if name == "rng/cpu":
+                torch.set_rng_state(value)
+            elif name == "rng/cuda":
+                torch.cuda.set_rng_state(value)
+            else:
+                _local(state[name]).copy_(value)
         return True
 
     def begin(self, job: Job) -> None:
@@ -258,6 +273,7 @@ class TorchftManager(Strategy):
 
     def may_commit(self, job: Job) -> bool:
         """Have the replica group vote."""
+        self._keep_own(job)  # before: a rank that ends after the vote has committed all the same
         return bool(self._manager.should_commit())
 
     def recover(self, job: Job, failure: Failure) -> Outcome:
@@ -311,16 +327,14 @@ def _allocate(job: Job, state: Mapping[str, Tensor | int]) -> None:
             job.optimizer.state[parameters[path]][kind] = new.detach()
 
 
-def _random(job: Job) -> dict[str, Tensor]:
-    return {
-        name: value
-        for name, value in job.state().items()
-        if name.startswith("rng/") and not isinstance(value, int)
-    }
+def _is_own(name: str) -> bool:
+    """Whether a part of S_app differs between ranks that hold the same shard."""
+    return name.startswith(("rng/", "buffer/"))
 
 
-def _random_key(job: Job) -> str:
-    return f"torchft/random/{job.attempt.layout.rank}"
+def _own_key(job: Job, update: int) -> str:
+    # Two are kept: what a vote is about, and what is there if it fails.
+    return f"torchft/own/{job.attempt.layout.rank}/{update % 2}"
 
 
 def _average(strategy, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP would read annotations

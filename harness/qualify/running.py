@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from accelpact import _envelope
@@ -97,7 +98,8 @@ class _Qualification:
         self._longest_s = _FIRST_S
         self._findings: list[Finding] = []
         self._not_run: list[str] = []
-        self._done: set[tuple[str, str, str]] = set()
+        self._needless: set[tuple[str, str, str]] = set()
+        self._ran: Counter[tuple[str, str, str]] = Counter()
         self._stack = _envelope.stack_of(backend=platform.backend, device=platform.device)
         self._environment = environment.describe(device=platform.device, backend=platform.backend)
         Envelope(stack=self._stack, entries=()).write(records / _NOTHING)
@@ -125,31 +127,34 @@ class _Qualification:
             if reason is None:
                 self._strike(row, fault, place)
             else:
-                self._done.add((row.name, fault.phase, ""))
+                self._needless |= {(row.name, fault.phase, each.label) for each in POLICIES}
                 self._not_run.append(f"{row.name}, {fault.kind}@{fault.phase}: {reason}")
 
     def _strike(self, row: Row, fault: Fault, place: Path) -> None:
         """Try every policy against one fault."""
         for policy in POLICIES:
             if policy is REBUILD and self._rebuilds(fault, place):
-                self._done.add((row.name, fault.phase, policy.label))
-                continue  # `auto` has done so
+                self._needless.add((row.name, fault.phase, policy.label))
+                continue
             spec = trials.spec_of(self._base, row, fault)
             if policy.asks:
                 self.envelope().write(self._records / _SO_FAR)
                 name = _SO_FAR if policy.asks == "own" else _NOTHING
                 spec = dataclasses.replace(spec, envelope=str(self._records / name))
-            # Once is enough to see that the file admits what it holds.
-            for number in range(1 if policy is QUALIFIED else self._num_trials):
+            for number in range(self._times(policy)):
                 trial = trials.planned(
                     spec, fault, policy, number, place / RUNS, self._platform.backend
                 )
                 if self._execute(trial, place):
                     self._judge(trial, fault, policy, place)
-                    self._done.add((row.name, fault.phase, policy.label))
+                    self._ran[row.name, fault.phase, policy.label] += 1
+
+    def _times(self, policy: Policy) -> int:
+        """Return how often it is tried: once shows that the file admits what it holds."""
+        return 1 if policy is QUALIFIED else self._num_trials
 
     def _rebuilds(self, fault: Fault, place: Path) -> bool:
-        """Whether `auto` rebuilds groups here, or nothing could be replaced anyway."""
+        """Whether `auto` rebuilds groups here, which is tried, or nothing is replaced anyway."""
         mine = [
             each.asked
             for each in self._findings
@@ -195,16 +200,20 @@ class _Qualification:
         reason = reason or f"the limit of {self._limit_s / 60:g} min was reached"
         for row in rows:
             for fault in faults:
-                if (row.name, fault.phase, "") in self._done:
-                    continue
                 left = [
-                    policy.label
+                    self._left((row.name, fault.phase, policy.label), self._times(policy))
                     for policy in POLICIES
-                    if (row.name, fault.phase, policy.label) not in self._done
                 ]
-                if left:
-                    what = f"{row.name}, {fault.kind}@{fault.phase}, {', '.join(left)}"
+                if any(left):
+                    what = (
+                        f"{row.name}, {fault.kind}@{fault.phase}, {', '.join(filter(None, left))}"
+                    )
                     self._not_run.append(f"{what}: {reason}")
+
+    def _left(self, place: tuple[str, str, str], times: int) -> str:
+        """Name a policy with the number of its trials that are missing, if there are any."""
+        missing = 0 if place in self._needless else times - self._ran[place]
+        return f"{place[-1]} ({missing} of {times})" if missing else ""
 
     def envelope(self) -> Envelope:
         """Return what is proven so far."""

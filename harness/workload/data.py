@@ -120,16 +120,17 @@ class Loader:
         Returns:
             The batch, on the device, and the places in the data order that were served.
         """
-        places = [
-            (self.cursor + offset) * self.world_size + self.rank
-            for offset in range(self.microbatch)
-        ]
+        places = self.places(self.cursor, self.microbatch)
         indices = [
             sample_at(place, seed=self.seed, num_samples=self.num_samples) for place in places
         ]
         found = batch(self._training, indices, self.device)
         self.cursor += self.microbatch
         return found, places
+
+    def places(self, cursor: int, number: int) -> list[int]:
+        """Return the places in the data order of this rank's `number` samples after `cursor`."""
+        return [(cursor + offset) * self.world_size + self.rank for offset in range(number)]
 
     def state_dict(self) -> dict[str, int]:
         """Return `{"cursor": samples consumed}`."""

@@ -18,7 +18,13 @@ FAULTS = {
 """Name -> its class here, and the check that names its fault."""
 
 
-class DropsMoment(AccelPact):
+class OnceRight(AccelPact):
+    """Like the right one, and struck between updates alone: one recovery shows what is wrong."""
+
+    expected_inside = "rejected"
+
+
+class DropsMoment(OnceRight):
     """Recovers, and loses the second moment of one parameter."""
 
     name = "drops-moment"
@@ -30,7 +36,7 @@ class DropsMoment(AccelPact):
         return outcome
 
 
-class SharesRng(AccelPact):
+class SharesRng(OnceRight):
     """Recovers, and gives every rank that did the random state of rank 0."""
 
     name = "shares-rng"
@@ -60,7 +66,7 @@ class OnlyClaims(Strategy):
         return Outcome.FORGONE
 
 
-class LeaksGroup(AccelPact):
+class LeaksGroup(OnceRight):
     """Recovers, and leaves one more group registered."""
 
     name = "leaks-group"
@@ -71,7 +77,7 @@ class LeaksGroup(AccelPact):
         return outcome
 
 
-class SkipsBatch(AccelPact):
+class SkipsBatch(OnceRight):
     """Recovers, and goes past one microbatch that nobody has trained on."""
 
     name = "skips-batch"

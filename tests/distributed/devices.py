@@ -171,7 +171,7 @@ def train(
         loss = training.update()
         roots.append(training.root())
         if (late or {}).get(training.frontier) == rank.number:
-            time.sleep(place.timeout + 2.0)
+            time.sleep(place.timeout + 1.0)
         start = time.monotonic()
         dist.all_reduce(loss, group=training.replicate)
         sums.append(loss.item())
@@ -191,7 +191,7 @@ def take_back(rank: Rank, place: Place, updates: int, late: int | None = None) -
         with update:
             strikes = update.index + 1 == late and rank.number == 1 and not paused
             paused = paused or strikes
-            training.update(pause=place.timeout + 2.0 if strikes else 0.0)
+            training.update(pause=place.timeout + 1.0 if strikes else 0.0)
         if update.discarded:
             discarded.append(update.index + 1)
         else:

@@ -9,7 +9,7 @@ import pytest
 
 import strategies
 from harness import compare, plan, summarize
-from harness.conformance.evidence import Evidence, by_component
+from harness.conformance import Evidence
 from harness.launching import Forks, torchrun
 from harness.layout import RUNS
 from harness.plan import Entry
@@ -32,15 +32,18 @@ PLATFORM = Platform(device="cpu", backend="gloo")
 UPDATES, CHECKPOINT_AT, FRONTIER = 5, 1, 3
 AT_BOUNDARY = Fault(kind="kill", phase="boundary", update=FRONTIER)
 INSIDE = Fault(kind="kill", phase="backward", update=FRONTIER + 1)
+IN_STEP = Fault(kind="error", phase="step", update=FRONTIER + 1)
 BOTH = (AT_BOUNDARY, Fault(kind="absent", phase="backward", update=FRONTIER + 2))
 STRUCK = {
     "boundary": ("sync quorum", (AT_BOUNDARY,)),
     "backward": ("sync quorum", (INSIDE,)),
     "twice": ("sync quorum", BOTH),
-    "forgetful": ("sync quorum, random states not kept", (AT_BOUNDARY,)),
+    "step": ("sync quorum", (IN_STEP,)),
+    "forgetful": ("sync quorum, own state not kept", (AT_BOUNDARY,)),
     "together": ("async quorum", (AT_BOUNDARY,)),
 }
 """Name of a run -> variant, and what strikes rank 3."""
+HEALED = ["boundary", "backward", "twice", "step"]
 BY_TORCHRUN = "boundary"
 """Started as users start it; the others are forks."""
 
@@ -91,7 +94,7 @@ def evidence(records: Path, name: str) -> Evidence:
 
 
 class TestHealing:
-    @pytest.mark.parametrize("name", ["boundary", "backward", "twice"])
+    @pytest.mark.parametrize("name", HEALED)
     def test_is_bitwise(self, runs: dict[str, RunSummary], name: str) -> None:
         """All four ranks reach the frontier with the reference's state; no sample is lost."""
         run = runs[name]
@@ -100,13 +103,23 @@ class TestHealing:
         assert (UPDATES, 4) == (run.committed_updates, run.drift.ranks_equal)
         assert (0, 0) == (run.data_ledger.missing, run.data_ledger.duplicated)
 
-    @pytest.mark.parametrize("name", ["boundary", "backward", "twice"])
+    @pytest.mark.parametrize("name", HEALED)
     def test_only_the_dead_replica_is_started_again(self, records: Path, name: str) -> None:
         """Its launcher starts both of its ranks once more; the others live on."""
         timeline = evidence(records, name).timeline
         started = [(each.rank, each.attempt) for each in timeline.select("process")]
 
         assert [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1)] == sorted(started)
+
+    def test_voted_and_not_recorded(self, records: Path, runs: dict[str, RunSummary]) -> None:
+        """A rank that ends after its vote has committed: its next life says so, samples and all."""
+        timeline = evidence(records, "step").timeline
+        late = timeline.select("commit", update=FRONTIER + 1, rank=3)
+        usual = timeline.select("commit", update=FRONTIER, rank=3)[0]
+
+        assert [1] == [each.attempt for each in late]
+        assert len(usual.samples or []) == len(late[0].samples or [])
+        assert (0, 0) == (runs["step"].replayed_updates, runs["step"].discarded_updates)
 
     def test_state_comes_from_a_peer(self, records: Path) -> None:
         """Both ranks get their own shard at the frontier, which no checkpoint has."""
@@ -117,7 +130,7 @@ class TestHealing:
         assert {2: FRONTIER, 3: FRONTIER} == {each.rank: each.update for each in healed}
         assert {2: CHECKPOINT_AT, 3: CHECKPOINT_AT} == {each.rank: each.update for each in restored}
         # Weights and two moments of a half of the model, in float32, and some step counts.
-        assert all((each.num_bytes or 0) > 1_000_000 for each in healed)
+        assert all((each.bytes or 0) > 1_000_000 for each in healed)
         assert [None, None] == [each.reason for each in healed]
 
     def test_nothing_is_replayed(self, runs: dict[str, RunSummary]) -> None:
@@ -138,11 +151,14 @@ class TestHealing:
     def test_random_states_are_no_peers(self, records: Path, runs: dict[str, RunSummary]) -> None:
         """Who does not keep them goes on with those of the checkpoint, and the record says so."""
         found = evidence(records, "forgetful")
-        update, differing = found.first_difference()
-        ranks = {each.partition(":")[0] for each in by_component(differing)["rng"]}
+        own, reference = (
+            {each.rank: (each.tensors or {})["rng/cpu"] for each in lines if each.update == UPDATES}
+            for lines in (found.digests, found.reference)
+        )
 
         assert "fail" == runs["forgetful"].verdict
-        assert (FRONTIER + 1, {"rank 2", "rank 3"}) == (update, ranks)
+        assert FRONTIER + 1 == runs["forgetful"].drift.first_update
+        assert [2, 3] == [rank for rank in range(4) if own[rank] != reference[rank]]
         assert all(each.reason for each in found.timeline.select("healed"))
 
     def test_asynchronous_quorum_does_not_heal(self, runs: dict[str, RunSummary]) -> None:

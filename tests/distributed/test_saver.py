@@ -198,7 +198,15 @@ class Watch:
         if event.event == "checkpoint_complete" and event.attempt == 0:
             self.first |= uploaders()
         if event.event == "finish":
-            self.left = {pid for pid in self.first if psutil.pid_exists(pid)}
+            self.left = {pid for pid in self.first if runs(pid)}
+
+
+def runs(pid: int) -> bool:
+    """Whether that process has not ended, waited for or not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def uploaders() -> set[int]:

@@ -15,14 +15,18 @@ from accelpact import _communicator
 from tests.distributed import ranks, wrappers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from accelpact import Pact
     from tests.distributed.ranks import Rank
+    from tests.distributed.wrappers import Wrapped
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 
 CAN_RECONFIGURE = hasattr(c10d, "_reconfigure")
+
+
+REPLACEMENTS = ("rebuild", "reconfigure") if CAN_RECONFIGURE else ("rebuild",)
 
 
 def _attach(rank: Rank, **settings: Any) -> Callable[[Any, Any], Pact]:
@@ -30,31 +34,39 @@ def _attach(rank: Rank, **settings: Any) -> Callable[[Any, Any], Pact]:
     return functools.partial(
         accelpact.attach,
         store=rank.store,
-        prefix="pact",
         drive="manual",
         on_abort=rank.report,
         **settings,
     )
 
 
-def _replace(rank: Rank, kind: str, replacement: str) -> dict[str, Any]:
-    """Train without a fault, and again with groups replaced at the boundaries.
+def _replace(rank: Rank, kind: str) -> dict[str, dict[str, Any]]:
+    """Train without a fault, and again with groups replaced at the boundaries, in every way."""
+    wrappers.connect(rank)
+    build, dimensions = wrappers.WRAPPERS[kind]
+    expected = wrappers.train(build())
+    return {
+        replacement: {"expected": expected, **_replace_by(rank, replacement, build(), dimensions)}
+        for replacement in REPLACEMENTS
+    }
+
+
+def _replace_by(
+    rank: Rank, replacement: str, wrapped: Wrapped, dimensions: Sequence[str]
+) -> dict[str, Any]:
+    """Train while groups are replaced.
 
     After update 1 one group of the first dimension, after update 2 all of every dimension, after
     update 3 those of the first dimension ten times. What was replaced is cut off first, so that
     whoever goes on using it fails.
     """
-    wrappers.connect(rank)
-    build, dimensions = wrappers.WRAPPERS[kind]
-    expected = wrappers.train(build())
-    wrapped = build()
-    attach = _attach(rank, replacement=replacement)
+    attach = _attach(rank, prefix=replacement, replacement=replacement)
     store, meetings = rank.store(), itertools.count()
     holders: dict[str, list[str]] = {}
 
     def replace(pact: Pact, dimension: str) -> None:
         # Else it could cut what a peer still waits in, or has repaired already.
-        ranks.meet(store, f"replace {next(meetings)}", rank.world_size)
+        ranks.meet(store, f"{replacement} {next(meetings)}", rank.world_size)
         group = wrapped.group(dimension)
         _communicator.interrupt(group)
         done = pact.repair(group)
@@ -76,21 +88,26 @@ def _replace(rank: Rank, kind: str, replacement: str) -> dict[str, Any]:
         dist.barrier()
 
     roots = wrappers.train(wrapped, attach=attach, at_boundary=at_boundary)
-    return {"expected": expected, "roots": roots, "holders": holders}
+    return {"roots": roots, "holders": holders}
 
 
-@pytest.mark.parametrize("kind", sorted(wrappers.WRAPPERS))
+@pytest.fixture(scope="module", params=sorted(wrappers.WRAPPERS))
+def replaced(request: pytest.FixtureRequest) -> list[dict[str, dict[str, Any]]]:
+    """What every rank says of one wrapper, by the way in which groups were replaced."""
+    return ranks.values(ranks.run(_replace, request.param, deadline=90.0))
+
+
 @pytest.mark.parametrize("replacement", ["rebuild", "reconfigure"])
 class TestReplacement:
     """Groups of every dimension, once and ten times in a row."""
 
-    def test_training_goes_on_bitwise(self, kind: str, replacement: str) -> None:
+    def test_training_goes_on_bitwise(
+        self, replaced: list[dict[str, dict[str, Any]]], replacement: str
+    ) -> None:
         """After every update each rank has the state of an uninterrupted run."""
-        if replacement == "reconfigure" and not CAN_RECONFIGURE:
+        if replacement not in REPLACEMENTS:
             pytest.skip("this torch cannot reconfigure a group in place")
-        found = ranks.values(ranks.run(_replace, kind, replacement, deadline=90.0))
-
-        for each in found:
+        for each in (found[replacement] for found in replaced):
             assert each["expected"] == each["roots"]
             for holders in each["holders"].values():
                 assert (replacement == "reconfigure") == (holders == [])
@@ -103,7 +120,7 @@ def _replace_without(rank: Rank, kind: str, left_out: str) -> None:
     wrapped = build()
 
     known = [each for each in accelpact.FRAMEWORKS if each.name != left_out]
-    attach = _attach(rank, replacement="rebuild", frameworks=known)
+    attach = _attach(rank, prefix="pact", replacement="rebuild", frameworks=known)
 
     def at_boundary(pact: Pact, update: int) -> None:
         if update == 1:

@@ -153,7 +153,7 @@ def healed() -> Log:
         log.add(13.25 + late, "imported", rank, attempt=1)
     log.add(14, "connected", 2, 3, attempt=1).add(14.5, "built", 2, 3, attempt=1)
     log.add(15, "restored", 2, 3, attempt=1, update=1)
-    log.add(15.5, "healed", 2, 3, attempt=1, update=3, num_bytes=1000)
+    log.add(15.5, "healed", 2, 3, attempt=1, update=3, bytes=1000)
     log.update(15.75, 17, 4, 0, 1).update(15.75, 17, 4, 2, 3, attempt=1)
     log.update(18, 19, 5, 0, 1).update(18, 19, 5, 2, 3, attempt=1)
     log.add(19.5, "finish", 0, 1, update=5).add(19.5, "finish", 2, 3, update=5, attempt=1)

@@ -193,7 +193,7 @@ class TestMissingPackage:
         ("package", "module", "names"),
         [
             ("torchft", "torchft", {"torchft_pg", "torchft_manager"}),
-            ("nvidia-resiliency-ext", "nvidia_resiliency_ext", {"nvrx"}),
+            ("nvidia-resiliency-ext", "nvidia_resiliency_ext", {"nvrx", "cold_ft"}),
         ],
     )
     def test_changes_its_contenders_rows_alone(

@@ -200,6 +200,20 @@ class TestPhases:
         assert pytest.approx(expected) == metrics.phases_ms(logs.healed().timeline())
         assert 0 == metrics.replayed_updates(logs.healed().timeline())
 
+    def test_restart_that_began_before_the_last_notice(self) -> None:
+        """What was over by then belongs to the detection; the rest is cut as always."""
+        log = logs.healed().add(13.75, "notice", 0, update=3)
+        expected = {
+            "restart": 250,
+            "build": 500,
+            "restore": 500,
+            "heal": 500,
+            "resume": 250,
+            "next update": 1250,
+        }
+
+        assert pytest.approx(expected) == metrics.phases_ms(log.timeline())
+
     def test_discarded_is_not_replayed(self) -> None:
         """What is executed and thrown away before the next update has its own name."""
         log = without(logs.repaired(), "phase").add(13.7, "begin", logs.PEER, update=4)

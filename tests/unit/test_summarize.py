@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jsonschema
 import msgspec
 import pytest
 
-from harness import compare, plan, schemas, summarize, tuning
+from harness import compare, integration, plan, schemas, summarize, tuning
 from harness.records import (
     Contender,
     Drift,
@@ -21,75 +19,13 @@ from harness.records import (
     Summary,
     write_json,
 )
-from harness.spec import Spec, SpecError
-from strategies import Availability, Platform
+from harness.spec import SpecError
 from tests.unit import logs
+from tests.unit.comparisons import RUNS, described, make
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-CPU = Platform(device="cpu", backend="gloo")
-RUNS = (
-    "0-reference",
-    "0-reference-control",
-    "0-cold",
-    "0-cold-fault-free",
-    "0-accelpact",
-    "0-accelpact-fault-free",
-    "0-comm_only",
-)
-
-
-def comm_only() -> logs.Log:
-    """The repair seemed to work, and the next synchronized backward failed."""
-    log = logs.repaired()
-    log.events = [event for event in log.events if event.t - logs.CLOCK <= 14.1]
-    log.add(14.5, "failure", logs.PEER, update=4, error="RuntimeError: stale group")
-    return log.supervise(15, "end", code=1)
-
-
-def make(folder: Path, *, complete: bool = True) -> Path:
-    """Write the records of one block, as a comparison leaves them, into `folder`."""
-    runs = folder / "runs"
-    reference = logs.digests(logs.uninterrupted())
-    for order, (name, log, changes) in enumerate(
-        [
-            ("reference", logs.uninterrupted(), {"faulted": False}),
-            ("reference-control", logs.uninterrupted(), {"faulted": False, "control": True}),
-            ("cold", logs.restarted(), {}),
-            ("cold-fault-free", logs.uninterrupted(), {"faulted": False}),
-            ("accelpact", logs.repaired(), {}),
-            ("accelpact-fault-free", logs.uninterrupted(), {"faulted": False}),
-            ("comm_only", comm_only(), {}),
-        ]
-    ):
-        strategy = name.removesuffix("-fault-free").removesuffix("-control")
-        fields: dict[str, Any] = {"name": f"0-{name}", "order": order, **changes}
-        if strategy == "cold":
-            fields["variant"] = "monitor-0.02s"
-        spec = logs.run_spec(strategy, **fields)
-        states = logs.digests(log)
-        logs.write_run(runs, spec, log, states)
-        write_json(runs / spec.name / "drift.json", {"reference": "0-reference", "numbers": None})
-    assert 20 == len(reference)
-    write_json(folder / "environment.json", {"python": "3.12.3", "packages": {"torch": "2.14.0"}})
-    write_json(folder / "comparison.json", described(complete=complete))
-    return folder
-
-
-def described(*, complete: bool) -> compare.Comparison:
-    """What the comparison says about itself; the package of `nvrx` is missing."""
-    entries = plan.contenders(("cold", "accelpact", "comm_only", "nvrx"))
-    answer = Availability(available=False, reason="package nvidia-resiliency-ext is not installed")
-    found = compare.describe(
-        Spec(schedule=logs.SCHEDULE),
-        entries[:3],
-        [(entries[3], answer)],
-        platform=CPU,
-        title="A comparison",
-    )
-    return dataclasses.replace(found, complete=complete)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +162,9 @@ class TestSummarize:
         (cold,) = [each for each in summary.contenders if each.name == "cold"]
 
         assert isinstance(cold, Contender)
-        assert ("monitor-0.02s", 1) == (cold.variant, cold.integration_lines)
+        lines = integration.integration_lines("cold")
+        assert ("monitor-0.02s", lines) == (cold.variant, cold.integration_lines)
+        assert lines
         assert 1 == cold.settings["max_restarts"]
         assert "pydoc_data.topics" in summary.spec["data"]["name"]
 
@@ -379,100 +317,6 @@ class TestDamage:
 
         assert ["0-nvrx"] == [run.name for run in found.runs]
         assert [] == compare.check(tmp_path)
-
-
-class TestCheck:
-    """A report is what its records give, byte for byte."""
-
-    def test_unchanged(self, finished: Path) -> None:
-        """Nothing differs after it was made."""
-        assert [] == compare.check(finished)
-
-    def test_rebuilt_byte_for_byte(self, finished: Path, copied: Path) -> None:
-        """Made again from the records alone, every file has the same bytes."""
-        for name in ("report.md", "summary.json", "SHA256SUMS"):
-            (copied / name).unlink()
-        shutil.rmtree(copied / "figures")
-        compare.finish(copied)
-        paths = [path.relative_to(finished) for path in finished.rglob("*") if path.is_file()]
-
-        assert len(paths) > 7 * 5
-        assert [] == [
-            path for path in paths
-            if (finished / path).read_bytes() != (copied / path).read_bytes()
-        ]  # fmt: skip
-
-    def test_checksums_are_of_every_record(self, finished: Path) -> None:
-        """`sha256sum --check` would read them: two spaces, paths from the folder, sorted."""
-        lines = (finished / "SHA256SUMS").read_text().splitlines()
-        names = [line[66:] for line in lines]
-
-        assert sorted(names) == names
-        assert len(RUNS) * 6 + 2 == len(lines)
-        assert {"comparison.json", "environment.json", "runs/0-cold/rank0.log"} <= set(names)
-        for line in lines:
-            digest, name = line[:64], line[66:]
-            assert "  " == line[64:66]
-            assert hashlib.sha256((finished / name).read_bytes()).hexdigest() == digest
-
-    @pytest.mark.parametrize(
-        "name",
-        ["runs/0-cold/rank0.log", "runs/0-cold/resources.jsonl", "runs/0-reference/run.json"],
-    )
-    def test_tampered_record(self, copied: Path, name: str) -> None:
-        """A record that was touched, in a way that changes no figure, is noticed."""
-        path = copied / name
-        path.write_bytes(path.read_bytes() + b"\n")
-
-        assert ["SHA256SUMS"] == compare.check(copied)
-
-    def test_tampered_event(self, copied: Path) -> None:
-        """A record that was touched so that it changes a figure is noticed twice."""
-        path = copied / "runs" / "0-cold" / "events.jsonl"
-        text = path.read_text()
-        assert '"t":1026.0' in text
-        path.write_text(text.replace('"t":1026.0', '"t":1024.5'))
-
-        assert ["SHA256SUMS", "summary.json"] == compare.check(copied)
-
-    def test_tampered_report(self, copied: Path) -> None:
-        """A word in the report is enough."""
-        path = copied / "report.md"
-        path.write_text(path.read_text().replace("cold", "warm", 1))
-
-        assert ["report.md"] == compare.check(copied)
-
-    def test_tampered_summary(self, copied: Path) -> None:
-        """A figure in the summary that the records do not give is noticed."""
-        path = copied / "summary.json"
-        found = json.loads(path.read_bytes())
-        found["runs"][2]["replayed_updates"] = 0
-        write_json(path, found)
-
-        assert "summary.json" in compare.check(copied)
-
-    def test_record_added_or_removed(self, copied: Path) -> None:
-        """A file too many among the records, and one too few."""
-        extra = copied / "runs" / "0-cold" / "rank9.log"
-        extra.touch()
-
-        assert ["SHA256SUMS"] == compare.check(copied)
-        extra.unlink()
-        (copied / "runs" / "0-cold" / "rank0.log").unlink()
-        assert ["SHA256SUMS"] == compare.check(copied)
-
-    def test_checksums_missing(self, copied: Path) -> None:
-        """Without checksums nobody knows whether records were touched."""
-        (copied / "SHA256SUMS").unlink()
-
-        assert ["SHA256SUMS"] == compare.check(copied)
-
-    def test_summary_missing(self, copied: Path) -> None:
-        """Without a summary there is nothing to check, and that is said by name."""
-        (copied / "summary.json").unlink()
-
-        with pytest.raises(SpecError, match=r"^folder: expected summary\.json"):
-            compare.check(copied)
 
 
 class TestTuning:
