@@ -53,7 +53,9 @@ def matrix(
 @app.command()
 @guarded
 def compiled(
-    strategies: options.Strategies = "",
+    strategies: Annotated[
+        str, typer.Option(help="Contenders, comma-separated; default one for each kind of group.")
+    ] = "",
     wrappers: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     out: options.MatrixOut = options.REPORTS / "compiled",
 ) -> None:
