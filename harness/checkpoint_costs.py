@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import statistics
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import msgspec
 
 from harness import compare, environment, plan, supervisor
 from harness.launching import torchrun
-from harness.layout import CHECKSUMS, ENVIRONMENT
+from harness.layout import CHECKSUMS, ENVIRONMENT, STATE
 from harness.records import SCHEMA_VERSION, Event, read_lines, write_json
 from harness.redact import redact
 from harness.report import paper
@@ -137,7 +138,15 @@ def run(
     if status != 0:
         how = "stood still and was ended" if status is None else f"ended with status {status}"
         raise RunFailed(f"the run {how}; what its ranks said is in {folder / RUN}")
+    _compact(folder / RUN)
     return finish(folder)
+
+
+def _compact(own: Path) -> None:
+    """Keep what the table rests on: no tensors, no digests, no logs of a run that went well."""
+    shutil.rmtree(own / STATE, ignore_errors=True)
+    for path in (*own.glob("*.log"), own / "digests.jsonl", own / "resources.jsonl"):
+        path.unlink(missing_ok=True)
 
 
 def _last_in_turn(run: RunSpec, update: int | None) -> bool:
@@ -312,11 +321,13 @@ def build(folder: Path) -> dict[str, bytes]:
 def _conditions(ran: RunSpec, described: dict[str, object]) -> str:
     packages = described.get("packages")
     torch = packages.get("torch") if isinstance(packages, dict) else None
+    load = described.get("load_before")
+    busy = f", load {load[0]:.1f} before the run" if isinstance(load, list) and load else ""
     saving = ran.spec.saving
     return (
         f"{ran.division}; torch {torch}; {described.get('processor')}, "
-        f"{described.get('cores')} cores; a save after every update, {saving.in_turn} in one mode "
-        "before the next mode's turn; the first round is not counted"
+        f"{described.get('cores')} cores{busy}; a save after every update, {saving.in_turn} in one "
+        "mode before the next mode's turn; the first round is not counted"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from harness.commands._app import (
     in_a_path,
     names_in,
 )
-from harness.spec import WRAPPERS, SpecError
+from harness.spec import WRAPPERS, Spec, SpecError
 
 
 @app.command()
@@ -37,30 +38,24 @@ def matrix(
 
     Example: accelpact matrix --strategies accelpact,cold --out reports/verdicts
     """
-    from harness import environment, plan
     from harness import matrix as verdicts
-    from harness.progress import Progress
-    from strategies import Platform
 
-    found = verdicts.run(
+    _judge(
         options.make_spec(workload=workload),
-        plan.contenders(names_in(strategies)),
-        wrappers=names_in(wrappers) or list(WRAPPERS),
+        names_in(strategies),
+        wrappers=wrappers,
         strikes=names_in(faults) or verdicts.STRIKES,
-        platform=Platform(device="cpu", backend=environment.backend_for("cpu", world_size=4)),
-        folder=out,
-        progress=Progress(),
-        check=functools.partial(options.check_machine, refuse=CannotRunHere),
+        out=out,
+        table=verdicts.MATRIX,
     )
-    typer.echo((out / verdicts.MATRIX).read_text())
-    if verdicts.unexpected(found):
-        raise typer.Exit(EXIT_UNEXPECTED)
 
 
 @app.command()
 @guarded
 def compiled(
-    strategies: options.Strategies = "",
+    strategies: Annotated[
+        str, typer.Option(help="Contenders, comma-separated; default one for each kind of group.")
+    ] = "",
     wrappers: Annotated[str, typer.Option(help="Comma-separated; default all.")] = "",
     out: options.MatrixOut = options.REPORTS / "compiled",
 ) -> None:
@@ -70,33 +65,52 @@ def compiled(
 
     Example: accelpact compiled --wrappers fsdp2 --out reports/compiled
     """
-    from harness import compiling, environment, plan
+    from harness import compiling
+
+    # All ranks compile at once, which takes any of them its time: so longer deadlines.
+    spec = options.make_spec(
+        group_timeout=10.0,
+        soft_timeout=20.0,
+        hard_timeout=40.0,
+        barrier_timeout=60.0,
+        world_timeout=120.0,
+    )
+    _judge(
+        dataclasses.replace(spec, compiled=True, count_compiled=True),
+        names_in(strategies) or list(compiling.CONTENDERS),
+        wrappers=wrappers,
+        strikes=(compiling.STRIKE,),
+        out=out,
+        table=compiling.TABLE,
+    )
+
+
+def _judge(
+    spec: Spec,
+    names: list[str],
+    *,
+    wrappers: str,
+    strikes: Sequence[str],
+    out: Path,
+    table: str,
+) -> None:
+    """Run contenders under wrappers on forked ranks, and print the table that this gives."""
+    from harness import environment, plan
     from harness import matrix as verdicts
     from harness.progress import Progress
     from strategies import Platform
 
     found = verdicts.run(
-        dataclasses.replace(
-            # All ranks compile at once, which takes any of them its time: so longer deadlines.
-            options.make_spec(
-                group_timeout=10.0,
-                soft_timeout=20.0,
-                hard_timeout=40.0,
-                barrier_timeout=60.0,
-                world_timeout=120.0,
-            ),
-            compiled=True,
-            count_compiled=True,
-        ),
-        plan.contenders(names_in(strategies) or list(compiling.CONTENDERS)),
+        spec,
+        plan.contenders(names),
         wrappers=names_in(wrappers) or list(WRAPPERS),
-        strikes=(compiling.STRIKE,),
+        strikes=strikes,
         platform=Platform(device="cpu", backend=environment.backend_for("cpu", world_size=4)),
         folder=out,
         progress=Progress(),
         check=functools.partial(options.check_machine, refuse=CannotRunHere),
     )
-    typer.echo((out / compiling.TABLE).read_text())
+    typer.echo((out / table).read_text())
     if verdicts.unexpected(found):
         raise typer.Exit(EXIT_UNEXPECTED)
 

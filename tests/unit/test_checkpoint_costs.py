@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,10 +17,11 @@ from harness.spec import SpecError
 from tests.unit.logs import Log
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from harness.spec import RunSpec
 
+COMMITTED = sorted(
+    path.parent for path in Path(__file__).parents[2].glob("reports/*/checkpoints.json")
+)
 STOOD = {"none": 0.0, "sync": 2.0, "async-thread": 0.5, "async-process": 0.75, "async-cached": 0.25}
 BESIDE = {"none": 1.0, "sync": 1.0, "async-thread": 1.5, "async-process": 1.25, "async-cached": 1.0}
 """Mode of the save before -> how long an update takes."""
@@ -60,7 +62,7 @@ def write(folder: Path, run: RunSpec, log: Log) -> Path:
     write_json(folder / "run" / "run.json", run)
     lines = b"".join(msgspec.json.encode(event) + b"\n" for event in log.events)
     (folder / "run" / "events.jsonl").write_bytes(lines)
-    write_json(folder / "environment.json", {"processor": "some", "packages": {"torch": "2.x"}})
+    write_json(folder / "environment.json", {"processor": "some", "load_before": [8.5]})
     held = [Memory(update=update, pss_bytes=update << 30) for update in range(1, 12)]
     write_json(folder / "memory.json", held)
     return folder
@@ -145,10 +147,16 @@ class TestReport:
         done = invoke(app, ["report", str(folder), "--check"])
         assert (1, "differs from its records: checkpoints.md\n") == (done.exit_code, done.stdout)
 
+    @pytest.mark.parametrize("stored", COMMITTED, ids=lambda path: path.name)
+    def test_committed_is_what_its_records_give(self, stored: Path) -> None:
+        """Nothing in it was typed by hand."""
+        assert [] == checkpoint_costs.check(stored)
+
     def test_sets_the_paper_beside_it(self, folder: Path) -> None:
         """With its conditions, which are others."""
         checkpoint_costs.finish(folder)
         text = (folder / checkpoint_costs.TABLE).read_text()
 
+        assert "load 8.5 before the run" in text
         assert "| sync | 9.960 | +870.8 | +5.46 | 17.99 | 2.64 |" in text
         assert "1.216 B parameters, 4 GPUs" in text
