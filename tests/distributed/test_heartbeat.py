@@ -335,6 +335,8 @@ def _stand_still(rank: Rank, events: str) -> None:
     until_others_ended = _Polled(fd=reading)
     rank.report(time.time())
     ctypes.PyDLL(None).poll(ctypes.byref(until_others_ended), 1, 1000 * FROZEN_S)
+    # Awake: what the others have found ends it, before the training thread runs into their absence.
+    time.sleep(SILENCE_S)
 
 
 def _frozen(found: list[Result]) -> float:

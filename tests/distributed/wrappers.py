@@ -100,8 +100,8 @@ def pairs(timeout: float = TIMEOUT_S) -> list[ProcessGroup]:
 
 def ddp(*, world: bool, static: bool = False) -> Wrapped:
     """Two independent pairs, or all ranks over the default group."""
-    made = pairs()
-    mine = None if world else made[dist.get_rank() % 2]
+    name = pairs()[dist.get_rank() % 2].group_name
+    mine = None if world else accelpact._communicator.find(name)  # it may have been rebuilt
     model = DistributedDataParallel(plain(), process_group=mine, static_graph=static)
     name = (dist.group.WORLD if mine is None else mine).group_name
     return Wrapped(model, lambda _: accelpact._communicator.find(name))
