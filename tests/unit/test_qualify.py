@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,11 +25,10 @@ from tests.unit import envelopes, logs
 from tests.unit.envelopes import entry, envelope, key, trial
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from harness.qualify.evidence import Finding
     from harness.qualify.trials import Policy
 
+COMMITTED = sorted(Path(__file__).parents[2].glob("reports/envelopes-*/*.json"))
 BOUNDARY = Fault.parse("absent@boundary:2")
 BACKWARD = Fault.parse("absent@backward:3")
 
@@ -400,6 +400,11 @@ class TestTable:
     def test_rows(self, text: str, row: str) -> None:
         """Counts by policy and action, the paper's beside those made as it made them."""
         assert any(line.startswith(row) for line in text.splitlines()), text
+
+    @pytest.mark.parametrize("path", COMMITTED, ids=lambda each: each.stem)
+    def test_committed(self, path: Path) -> None:
+        """The tables beside committed files are what these hold."""
+        assert path.with_suffix(".md").read_text() == render(_envelope.read(path))
 
     def test_policies_that_were_not_tried_have_no_row(self, text: str) -> None:
         assert "| qualified |" not in text
