@@ -58,16 +58,8 @@ def halting(
 
 
 def _middle(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module in the middle, of those that hold parameters and no other module.
-
-    Compiled code takes no notice of a hook that comes later, so a module in it is none of them.
-    """
-    compiled = {
-        inner
-        for module in model.modules()
-        if vars(module).get("_compiled_call_impl") is not None
-        for inner in module.modules()
-    }
+    """Return the module in the middle, of those that hold parameters and no other module."""
+    compiled = _compiled(model)
     leaves = [
         module
         for module in model.modules()
@@ -79,10 +71,24 @@ def _middle(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _named(model: torch.nn.Module, name: str) -> torch.nn.Module:
-    """Return the module that the bare model called `name`, whatever it is wrapped in."""
+    """Return the module that the bare model called `name`, whatever it is wrapped in.
+
+    If that is compiled, it is the one in the middle of the others.
+    """
     bare = model.module if isinstance(model, DistributedDataParallel) else model
     found = {clean_name(f"{each}.").rstrip("."): module for each, module in bare.named_modules()}
-    return found[name]  # of those with this name the innermost
+    module = found[name]  # of those with this name the innermost
+    return _middle(model) if module in _compiled(model) else module
+
+
+def _compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """Return what is in compiled code, which takes no notice of a hook that comes later."""
+    return {
+        inner
+        for module in model.modules()
+        if vars(module).get("_compiled_call_impl") is not None
+        for inner in module.modules()
+    }
 
 
 class _Halt:

@@ -44,7 +44,10 @@ def qualify(
     chosen = trials.chosen_rows(rows)
     struck = trials.chosen_faults(faults)
     base = options.make_spec(workload=workload, device=device)
-    options.check_machine(base, refuse=refuse)
+    base = options.check_machine(base, refuse=refuse)
+    if base.own is not None:
+        for row in chosen:  # each asks something else of the user's model
+            options.check_machine(trials.spec_of(base, row), refuse=refuse)
     backend = environment.backend_for(device, world_size=base.mesh.world_size)
     with _records(records) as folder:
         found = running.run(

@@ -38,13 +38,15 @@ def fsdp1(runs: Runs) -> Runs:
     return runs
 
 
+@pytest.fixture(scope="module")
+def digests(runs: Runs) -> list[Digests]:
+    """Every rank's state after every update of the reference."""
+    folder = runs.folder(plan.REFERENCE, faulted=False)
+    return read_lines(folder / "digests.jsonl", Digests)
+
+
 class TestReference:
     """What makes equality with it proof of anything."""
-
-    @pytest.fixture(scope="class")
-    def digests(self, runs: Runs) -> list[Digests]:
-        folder = runs.folder(plan.REFERENCE, faulted=False)
-        return read_lines(folder / "digests.jsonl", Digests)
 
     def test_ranks_have_states_of_their_own(self, digests: list[Digests]) -> None:
         """No two ranks have the same root."""

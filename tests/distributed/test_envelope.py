@@ -87,11 +87,16 @@ def reasons(events: Path, results: list[Result]) -> list[str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def bare() -> list[dict[str, Any]]:
+    """The script without the runtime and without a fault."""
+    return ranks.values(ranks.run(scripts.run, scripts.DDP, DDP, protected=False, world_size=2))
+
+
 class TestMatchingFile:
     @pytest.mark.parametrize("setting", ["auto", "rebuild"])
-    def test_is_repaired(self, tmp_path: Path, setting: str) -> None:
+    def test_is_repaired(self, bare: list[dict[str, Any]], tmp_path: Path, setting: str) -> None:
         """The key is that of the step which is taken, whatever setting has led to it."""
-        bare = ranks.values(ranks.run(scripts.run, scripts.DDP, DDP, protected=False, world_size=2))
         file = matching(tmp_path / "envelope.json", AUTO if setting == "auto" else setting)
         found = ranks.values(run([file], tmp_path / "events", "--replacement", setting))
 
@@ -157,12 +162,12 @@ class TestAnyOtherFile:
 
 
 def _inside(rank: Rank, envelope: str, events: str) -> None:
-    """A reduction fails in update 2, a gathering in update 3."""
+    """A reduction fails in update 2; in update 3 the first gathering, in a forward pass."""
     wrappers.connect(rank)
     build, _ = wrappers.WRAPPERS["fsdp2"]
     strikes = [
         Strike(update=2, kind="reduce-scatter", place=0.5, rank=1),
-        Strike(update=3, kind="all-gather", place=0.5, rank=2),
+        Strike(update=3, kind="all-gather", place=0.0, rank=2),
     ]
     inflight.protected(
         rank, build, 4, form="iterator", strikes=strikes, envelope=envelope, events=events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -67,9 +68,10 @@ def planned(name: str = "cold", *, updates: int = UPDATES) -> RunSpec:
 def ranks(supervisor_pid: int) -> list[psutil.Process]:
     """Ranks of the run: children of a child of the process that forks."""
     found = []
-    for forking in psutil.Process(supervisor_pid).children():
-        for launcher in forking.children():
-            found += launcher.children()
+    with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
+        for forking in psutil.Process(supervisor_pid).children():
+            for launcher in forking.children():
+                found += launcher.children()
     return found
 
 
@@ -87,7 +89,14 @@ class Kills:
 
 def gone(pids: set[int]) -> bool:
     """Whether every one of those processes has ended, after a while at most."""
-    return _until(lambda: not any(psutil.pid_exists(pid) for pid in pids), GONE_S)
+    return _until(lambda: all(_ended(pid) for pid in pids), GONE_S)
+
+
+def _ended(pid: int) -> bool:
+    """Whether it has; reaps it if this process, which supervises too, has adopted it."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return not psutil.pid_exists(pid)
 
 
 def _until(happened: Callable[[], bool], seconds: float) -> bool:
@@ -117,7 +126,7 @@ class TestRestart:
     ) -> None:
         """One restart is left for it; it is used, and the run ends well."""
         status = supervisor.execute(
-            planned("c10d_reconfigure"), tmp_path / "run", on_event=Kills({0}), launch=forks
+            planned("accelpact"), tmp_path / "run", on_event=Kills({0}), launch=forks
         )
         events = read_lines(tmp_path / "run" / "events.jsonl", Event)
 
@@ -134,7 +143,7 @@ class TestRestart:
             kills(event)
 
         status = supervisor.execute(
-            planned("c10d_reconfigure"), tmp_path / "run", on_event=on_event, launch=forks
+            planned("accelpact"), tmp_path / "run", on_event=on_event, launch=forks
         )
 
         assert 1 == status
@@ -177,9 +186,7 @@ class TestEnds:
 
             def on_event(event: Event) -> None:
                 if event.event == "commit":
-                    for each in psutil.Process().children():
-                        if "harness.forking" in each.cmdline():
-                            each.kill()
+                    forks._process.kill()
 
             status = supervisor.execute(
                 planned(updates=200), tmp_path / "run", on_event=on_event, launch=forks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -27,13 +28,15 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 
 SILENCE_S = 1.0
 FROZEN_S = 7
-"""For how long nothing of a frozen process runs."""
+"""For how long nothing of a frozen process runs, unless all others have ended before."""
 NOTICED_S = 6.0
 """Silence, and as long again without getting on, with room for a busy machine."""
 SILENT = accelpact.Reason.RANK_SILENT.value
 GONE = accelpact.Reason.RANK_GONE.value
 REFUSED = accelpact.EXIT_STATUS
 REPAIRED = ["repaired/0", "repaired/2"]
+_ALIVE: list[int] = []
+"""Descriptor of this process that says that it lives."""
 
 
 class TestHeartbeat:
@@ -123,10 +126,10 @@ def _freeze(rank: Rank, where: str, events: str) -> None:
     model, optimizer, _ = _protected(rank, events)
     for update in range(1, 50):
         if (rank.number, update, where) == (3, 3, "update"):
-            _stand_still(rank)
+            _stand_still(rank, events)
         _update(model, optimizer)
         if (rank.number, update, where) == (3, 3, "boundary"):
-            _stand_still(rank)
+            _stand_still(rank, events)
         dist.all_reduce(torch.ones(1))
     raise AssertionError("nobody was missed")
 
@@ -139,9 +142,9 @@ def _freeze_in_repair(rank: Rank, which: int, events: str) -> None:
     if rank.number != which:
         time.sleep(0.2)
     elif which == 1:
-        Board.publish = lambda *_: _stand_still(rank)  # type: ignore[method-assign]
+        Board.publish = lambda *_: _stand_still(rank, events)  # type: ignore[method-assign]
     else:
-        accelpact._communicator.probe = lambda *_, **__: _stand_still(rank)
+        accelpact._communicator.probe = lambda *_, **__: _stand_still(rank, events)
     if rank.number in (0, 2):
         pact.mend(wrappers.pairs()[0])
     threading.Event().wait(30)
@@ -288,6 +291,7 @@ def _protected(
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer, accelpact.Pact]:
     """A small DDP model over all ranks, or over every other one."""
     os.environ["ACCELPACT_EVENTS"] = events
+    _live(events)
     wrappers.connect(rank, timeout=timeout)
     pairs = wrappers.pairs(timeout=timeout)
     group = None if world else pairs[rank.number % 2]
@@ -310,10 +314,27 @@ def _update(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def _stand_still(rank: Rank) -> None:
-    """Hold the interpreter's lock: no thread of this process gets to run."""
+class _Polled(ctypes.Structure):
+    """`struct pollfd`."""
+
+    _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
+
+
+def _live(events: str) -> None:
+    """Hold the writing end of a pipe, which the kernel closes with this process."""
+    path = Path(events) / "alive"
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(path)
+    _ALIVE.append(os.open(path, os.O_RDWR))
+
+
+def _stand_still(rank: Rank, events: str) -> None:
+    """Hold the interpreter's lock, so that no thread of this process gets to run."""
+    reading = os.open(Path(events) / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    os.close(_ALIVE.pop())
+    until_others_ended = _Polled(fd=reading)
     rank.report(time.time())
-    ctypes.PyDLL(None).sleep(FROZEN_S)
+    ctypes.PyDLL(None).poll(ctypes.byref(until_others_ended), 1, 1000 * FROZEN_S)
 
 
 def _frozen(found: list[Result]) -> float:

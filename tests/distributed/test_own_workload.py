@@ -138,7 +138,7 @@ class TestRecords:
         report = (folder / "report.md").read_text()
 
         assert "samples/s" in report
-        assert "tokens" not in report.split("## Specification")[0]
+        assert "tokens" not in report.split("## What was asked")[0]
         assert [] == compare.check(folder)
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import accelpact
 from harness import checkpoint
+from harness.saver import Saver
 from tests.distributed import ranks, trainee
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _save_and_go_on(rank: Rank, folder: Path) -> dict[str, Any]:
     job = trainee.make(rank)
     while job.frontier < SAVED_AT:
         trainee.update(job)
-    checkpoint.save(job, folder)
+    Saver(job, folder, modes=("sync",)).save("sync", job.digest().root)
     return {"at_checkpoint": job.digest().tensors, "roots": _go_on(job)}
 
 

@@ -30,6 +30,7 @@ COMMANDS = (
     "report",
     "matrix",
     "qualify",
+    "compiled",
     "doctor",
     "list",
 )

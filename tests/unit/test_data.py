@@ -185,6 +185,13 @@ class TestLoader:
         with pytest.raises(SpecError, match=r"at least 65 bytes.*found 64 in text"):
             Corpus(name="text", data=b"x" * 64).check(**needs)
 
+    def test_places_can_be_told_from_the_cursor(self) -> None:
+        """Which samples a rank has consumed need not have been written down."""
+        loader = make_loader(rank=1)
+        served = [place for _ in range(3) for place in loader.next_batch()[1]]
+
+        assert served == loader.places(loader.cursor - len(served), len(served))
+
 
 class TestLedger:
     """Missing and duplicated places."""

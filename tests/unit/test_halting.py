@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.faults import halting
+from harness.faults import halting, inside
 from harness.spec import Fault
 
 MICROBATCHES = 3
@@ -19,8 +19,8 @@ UPDATE = 5
 class Notices:
     """Plans one fault, and notes after which step the rank halted."""
 
-    def __init__(self, phase: str) -> None:
-        self.fault = Fault(kind="absent", phase=phase, update=UPDATE)
+    def __init__(self, phase: str, kind: str = "absent") -> None:
+        self.fault = Fault(kind=kind, phase=phase, update=UPDATE)
         self.steps: list[str] = []
         self.halted_after: list[str] = []
 
@@ -30,6 +30,9 @@ class Notices:
     def strike(self, _job: Any, _fault: Fault) -> str:
         self.halted_after.append(self.steps[-1])
         return "notice"
+
+    def fail(self, _job: Any, _fault: Fault) -> None:
+        raise ConnectionError
 
 
 def execute(phase: str, *, frontier: int = UPDATE - 1) -> Notices:
@@ -63,6 +66,33 @@ class TestHalting:
     def test_other_updates_are_left_alone(self, phase: str) -> None:
         """It strikes in the planned update only."""
         assert [] == execute(phase, frontier=UPDATE).halted_after
+
+    def test_compiled_code_takes_no_notice_of_hooks(self) -> None:
+        """So a rank halts at the module in the middle of those that are not compiled."""
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(7)))
+        for place in (2, 3, 4):
+            model[place].compile(backend="eager")
+
+        assert model[5] is inside._middle(model)
+
+    def test_step_fails_when_weights_are_written(self) -> None:
+        """Who executes the update again would apply it twice."""
+        parameter = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        notices = Notices("step", kind="error")
+        job: Any = SimpleNamespace(
+            model=nn.Sequential(nn.Linear(1, 1)), optimizer=optimizer, frontier=UPDATE - 1
+        )
+        parameter.grad = torch.ones(1)
+        with (
+            pytest.raises(ConnectionError),
+            halting(job, notices, microbatches=1),  # type: ignore[arg-type]
+        ):
+            optimizer.step()
+        assert 0.0 == parameter.item()
+        optimizer.step()
+
+        assert -1.0 == parameter.item()
 
     def test_boundary_is_none_of_its_business(self) -> None:
         """A fault between updates strikes elsewhere."""

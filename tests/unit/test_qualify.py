@@ -218,6 +218,13 @@ class TestPlan:
         assert (0 if policy is NO_RECOVERY else 1) == found.settings["max_restarts"]
         assert msgspec.json.encode(found)
 
+    def test_compiled_runs_are_compared_with_their_like(self, tmp_path: Path) -> None:
+        """They are a division of their own."""
+        spec = trials.spec_of(options.make_spec(), trials.ROWS["compiled"], BOUNDARY)
+        found = trials.planned(spec, BOUNDARY, ALWAYS_L1, 0, tmp_path, "gloo")
+
+        assert "tiny/ddp/2x1/gloo-cpu/float32+compiled" == found.division
+
     def test_forward_pass_fails_first(self, tmp_path: Path) -> None:
         """Its shard peers' timeout is the shorter one then."""
         forward = Fault.parse("absent@forward:3")

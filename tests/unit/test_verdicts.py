@@ -228,6 +228,34 @@ class TestJudge:
         assert verdicts.Judgement(verdict="fail", reason="no quorum") == judge(log)
 
 
+class TestErred:
+    """A rank whose optimizer's step fails."""
+
+    ERROR = Fault(kind="error", phase="step", update=4)
+
+    @staticmethod
+    def log(rank: int) -> Log:
+        """Rank 3 says that it was struck, `rank` that its update failed."""
+        log = logs.start(logs.Log())
+        log.add(11.0, "fault", logs.ABSENT, update=3, phase="step")
+        return log.add(11.1, "failure", rank, update=4, error="injected")
+
+    def test_evidence(self) -> None:
+        """The rank that was struck fails in that update."""
+        found = verdicts.evidence(self.log(logs.ABSENT).timeline(), self.ERROR, run="r")
+
+        assert (True, "rank 3 failed in the optimizer's step of update 4: injected") == (
+            found.fired,
+            found.evidence,
+        )
+
+    def test_failure_of_another_is_no_evidence(self) -> None:
+        """It may have failed for any reason."""
+        found = verdicts.evidence(self.log(logs.PEER).timeline(), self.ERROR, run="r")
+
+        assert not found.fired
+
+
 class TestKilled:
     """A rank whose process ends."""
 

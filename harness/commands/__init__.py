@@ -1,0 +1,1 @@
+"""The commands, by subject; importing a file adds its commands to the application."""
