@@ -9,16 +9,20 @@ import signal
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 GRACE_S = 3.0
 _WATCH_S = 0.2
 
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
 def die_with_parent() -> None:
@@ -48,9 +52,19 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ended, so that `end_tree` finds them."""
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Be the parent of descendants whose own parent has ended, so that `end_tree` finds them.
+
+    Only for the time that somebody looks: who does not reap what it adopts collects zombies.
+    """
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def descendants() -> set[int]:

@@ -51,6 +51,7 @@ class EventTail:
         return [self._decoder.decode(line) for line in data[:end].splitlines()]
 
 
+@processes.adopting_orphans()
 def execute(
     run: RunSpec,
     folder: Path,
@@ -69,7 +70,6 @@ def execute(
 
     folder.mkdir(parents=True)
     write_json(folder / "run.json", run)
-    processes.adopt_orphans()
     keep = processes.descendants()
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)

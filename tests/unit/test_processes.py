@@ -13,6 +13,23 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+ADOPTS = """
+import contextlib
+import subprocess
+
+import psutil
+
+from harness.processes import adopting_orphans
+
+for adopting in (contextlib.nullcontext(), adopting_orphans(), contextlib.nullcontext()):
+    with adopting:
+        subprocess.run(["sh", "-c", "sleep 2 >/dev/null 2>&1 &"], check=True)
+        orphans = psutil.Process().children()
+    print(len(orphans), flush=True)
+    for orphan in orphans:
+        orphan.kill()
+        orphan.wait()
+"""
 PARENT = """
 import multiprocessing
 import time
@@ -55,3 +72,12 @@ def test_ends_with_its_parent(tmp_path: Path) -> None:
 
     assert lived
     assert not runs(child)
+
+
+def test_orphans_are_adopted_as_long_as_somebody_looks() -> None:
+    """Before and after, they are the system's to reap."""
+    done = subprocess.run(
+        [sys.executable, "-c", ADOPTS], capture_output=True, text=True, check=True, timeout=30
+    )
+
+    assert ["0", "1", "0"] == done.stdout.split()
