@@ -121,7 +121,7 @@ def discard(pact: Pact, error: BaseException | None, *, began: float) -> Discard
         with clock.phase("release"):
             control.release(generation, members=len(ranks))
     except Exception as failure:
-        raise given_up(pact, generation, failure) from failure
+        raise given_up(pact, generation, failure, trigger=trigger) from failure
     repairs = tuple(
         Repair.of(
             exchange, generation=generation, frontier=frontier, trigger=trigger, phases_ms=clock.ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -96,6 +97,7 @@ class Pact:
         self._hooks: list[Callable[[], None]] = []
         self._intercept: Intercept | None = None
         self._pid = os.getpid()
+        self._rejecting = threading.Lock()
         self._closed = False
         self.control = ControlPlane(
             store,
@@ -232,7 +234,7 @@ class Pact:
             Rejected: see `accelpact._protocol.repair`. The process must end with `EXIT_STATUS`.
         """
         done = self.joined.pop(group.group_name, None)
-        return done or self._repair(group, completed=-1, notice=None)
+        return done or repair(self, group)
 
     def mend(self, group: ProcessGroup, notice: Notice | None = None) -> ProcessGroup:
         """Repair `group`, by itself or on a peer's notice; a refusal ends this process.
@@ -242,7 +244,7 @@ class Pact:
         """
         completed = self.boundary.completed[group.group_name]
         try:
-            return self._repair(group, completed=completed, notice=notice).group
+            return repair(self, group, completed=completed, notice=notice).group
         except Rejected as rejection:
             self._end(rejection)
 
@@ -258,7 +260,6 @@ class Pact:
         try:
             done = _discard.discard(self, error, began=self._began)
         except Rejected as rejection:
-            self._reject(rejection.reason, str(rejection), trigger="exception")
             if self.settings.drive == "auto":
                 self._end(rejection)
             raise
@@ -316,23 +317,19 @@ class Pact:
         self, rejection: Rejected, group: str, ranks: Sequence[int], *, trigger: str
     ) -> NoReturn:
         """End this process and all that depend on it, for a reason that concerns `group`."""
+        self.reject(rejection.reason, str(rejection), group=group, trigger=trigger)
         self.control.refuse(group, ranks, str(rejection), trigger=trigger)
-        self._reject(rejection.reason, str(rejection), group=group, trigger=trigger)
         self._end(rejection)
 
-    def _repair(self, group: ProcessGroup, *, completed: int, notice: Notice | None) -> Repair:
-        name = group.group_name
-        try:
-            return repair(self, group, completed=completed, notice=notice)
-        except Rejected as rejection:
-            trigger = "notice" if notice else "exception"
-            self._reject(rejection.reason, str(rejection), group=name, trigger=trigger)
-            raise
-
-    def _reject(
+    def reject(
         self, reason: Reason, detail: str, *, trigger: str, group: str | None = None
     ) -> None:
-        """Record why this rank ends, and what was noticed first."""
+        """Record why this rank ends, and what was noticed first; later reasons are not recorded.
+
+        Its training thread and those of the control plane may come to that at the same time.
+        """
+        if not self._rejecting.acquire(blocking=False):
+            return
         self.log.write(
             "reject",
             generation=self.control.released + 1,
@@ -361,7 +358,7 @@ class Pact:
     # -- called by the control plane's threads -------------------------------------------
 
     def _aborted(self, reason: str, trigger: str) -> None:
-        self._reject(Reason.PEER_ABORTED, reason, trigger=trigger)
+        self.reject(Reason.PEER_ABORTED, reason, trigger=trigger)
         self._on_abort(reason)
         if self.settings.drive == "auto":
             self._say(f"rank {self.rank} ends with status {EXIT_STATUS}: {reason}")

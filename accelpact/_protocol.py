@@ -129,7 +129,7 @@ def repair(
         with clock.phase("release"):
             control.release(generation, members=len(description.ranks))
     except Exception as error:
-        raise given_up(pact, generation, error) from error
+        raise given_up(pact, generation, error, trigger=trigger, group=group.group_name) from error
     done = Repair.of(
         exchange, generation=generation, frontier=frontier, trigger=trigger, phases_ms=clock.ms
     )
@@ -137,13 +137,21 @@ def repair(
     return done
 
 
-def given_up(pact: Pact, generation: int, error: Exception) -> Rejected:
-    """Tell all that take part that `generation` has failed here; return why for the caller."""
+def given_up(
+    pact: Pact, generation: int, error: Exception, *, trigger: str, group: str | None = None
+) -> Rejected:
+    """Tell all that take part that `generation` has failed here; return why for the caller.
+
+    It is recorded first: once the others know, this process may be ended at any moment.
+    """
     pact.audits.abandon()
-    pact.control.abort(generation, f"rank {pact.rank}: {error}")
     if isinstance(error, Rejected):
-        return error
-    return Rejected(Reason.DEADLINE, f"a phase of the repair failed: {error}")
+        rejection = error
+    else:
+        rejection = Rejected(Reason.DEADLINE, f"a phase of the repair failed: {error}")
+    pact.reject(rejection.reason, str(rejection), trigger=trigger, group=group)
+    pact.control.abort(generation, f"rank {pact.rank}: {error}")
+    return rejection
 
 
 def _claim(pact: Pact, description: Description) -> int:
