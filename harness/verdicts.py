@@ -142,7 +142,7 @@ def _went_back(timeline: Timeline) -> bool:
 
 
 def _judge_unfinished(timeline: Timeline) -> Judgement:
-    """Failed if it said so; unknown if it just ended."""
+    """Failed if it said so, or if its launcher gave up a rank that was killed; else unknown."""
     refused = timeline.select("reject")
     if refused:
         return Judgement(verdict="fail", reason=refused[0].reason or "refused, and not restarted")
@@ -153,5 +153,13 @@ def _judge_unfinished(timeline: Timeline) -> Judgement:
         where = f" in update {failed[0].update}" if failed[0].update is not None else ""
         return Judgement(
             verdict="fail", reason=f"rank {failed[0].rank} failed{where}: {failed[0].error}"
+        )
+    killed = [event for event in timeline.select("fault") if event.role == "killed"]
+    ends = [event.code for event in timeline.select("end") if event.code]
+    if killed and ends:
+        return Judgement(
+            verdict="fail",
+            reason=f"rank {killed[0].rank} was killed, and the launcher ended the job with "
+            f"status {ends[-1]}",
         )
     return Judgement(verdict="unknown", reason="the run ended without a record of its outcome")

@@ -176,6 +176,17 @@ class TestJudge:
         assert "unknown" == found.verdict
         assert "the run ended without a record of its outcome" == found.reason
 
+    @pytest.mark.parametrize(("code", "verdict"), [(1, "fail"), (0, "unknown"), (None, "unknown")])
+    def test_killed_and_not_started_again_is_fail(self, code: int | None, verdict: str) -> None:
+        """The launcher says how the job ended; one that was stopped for its silence says nothing."""
+        log = lacking(logs.uninterrupted(), "finish", after=12)
+        log.add(12.1, "fault", 3, update=3, phase="boundary", role="killed")
+        log.supervise(12.2, "end", code=code)
+        found = judge(log, faults=[])
+
+        assert verdict == found.verdict
+        assert (verdict == "fail") == found.reason.endswith("the job with status 1"), found
+
     def test_one_rank_that_did_not_finish(self) -> None:
         """The frontier is reached by all ranks or not at all."""
         log = logs.uninterrupted()
