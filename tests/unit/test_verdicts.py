@@ -178,7 +178,7 @@ class TestJudge:
 
     @pytest.mark.parametrize(("code", "verdict"), [(1, "fail"), (0, "unknown"), (None, "unknown")])
     def test_killed_and_not_started_again_is_fail(self, code: int | None, verdict: str) -> None:
-        """The launcher says how the job ended; one that was stopped for its silence says nothing."""
+        """The launcher says how the job ended, but not of one that was stopped for its silence."""
         log = lacking(logs.uninterrupted(), "finish", after=12)
         log.add(12.1, "fault", 3, update=3, phase="boundary", role="killed")
         log.supervise(12.2, "end", code=code)
