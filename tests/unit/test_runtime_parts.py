@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from accelpact import Settings
+from accelpact import Settings, _discover
 from accelpact.__main__ import main
 from accelpact._boundary import Boundary
 from accelpact._collectives import Call, functions, is_communication_failure
@@ -19,6 +19,30 @@ from accelpact._redirect import Redirects
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class _Thing:
+    pass
+
+
+class _Derived(_Thing):
+    pass
+
+
+class TestLiving:
+    """What is found on the heap."""
+
+    def test_objects_of_the_class_and_of_derived_ones(self) -> None:
+        """However it is held; the classes themselves, and other objects, are not among them."""
+        made = {"one": _Thing(), "other": (_Derived(),)}
+        found = list(_discover.living(__name__, "_Thing"))
+
+        assert {made["one"], *made["other"]} == set(found)
+        assert 2 == len(found)
+
+    def test_module_that_was_never_imported(self) -> None:
+        """It has made nothing, and is not imported for that."""
+        assert [] == list(_discover.living("no.such.module", "Thing"))
 
 
 class TestSettings:
