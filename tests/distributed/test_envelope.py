@@ -228,26 +228,28 @@ class TestComparison:
         assert [] == [path.name for path in records if b"secret-place" in path.read_bytes()]
 
 
+@pytest.fixture(scope="module")
+def qualified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The file that a short `accelpact qualify` writes, and what it prints."""
+    out = tmp_path_factory.mktemp("qualify") / "envelope.json"
+    command = ["qualify", "--rows", "ddp", "--faults", "absent@boundary", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *command],
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return out, done.stdout
+
+
 class TestQualify:
     """A short one, by the command line."""
 
-    @pytest.fixture(scope="class")
-    def done(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-        out = tmp_path_factory.mktemp("qualify") / "envelope.json"
-        command = ["qualify", "--rows", "ddp", "--faults", "absent@boundary", "--out", str(out)]
-        done = subprocess.run(
-            [sys.executable, "-m", "harness", *command],
-            capture_output=True,
-            text=True,
-            timeout=140,
-            check=False,
-        )
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        return out, done.stdout
-
-    def test_file_admits_what_was_proven(self, done: tuple[Path, str]) -> None:
+    def test_file_admits_what_was_proven(self, qualified: tuple[Path, str]) -> None:
         """A job on this stack may repair with it, in the way that it would take."""
-        found = _envelope.read(done[0])
+        found = _envelope.read(qualified[0])
         stack = _envelope.stack_of(backend="gloo", device="cpu")
         for step in {"rebuild", AUTO}:
             key = Key(
@@ -256,9 +258,9 @@ class TestQualify:
             assert found.objection(stack, key, L1) is None
             assert found.objection(stack, key, DISCARD) is not None
 
-    def test_every_policy_was_tried(self, done: tuple[Path, str]) -> None:
+    def test_every_policy_was_tried(self, qualified: tuple[Path, str]) -> None:
         """Nobody recovered without one; by its own file the runtime repaired."""
-        trials = [each for entry in _envelope.read(done[0]).entries for each in entry.trials]
+        trials = [each for entry in _envelope.read(qualified[0]).entries for each in entry.trials]
         by_policy = {(each.policy, each.action, each.verdict) for each in trials}
 
         assert {
@@ -269,11 +271,11 @@ class TestQualify:
         } == by_policy
         assert all(each.digests == each.expected for each in trials if each.verdict != "fail")
 
-    def test_table_is_printed(self, done: tuple[Path, str]) -> None:
-        assert f"| ddp, eager, {AUTO} | boundary | always L2 | L2 | 1/1 | 0 | 1 |" in done[1]
+    def test_table_is_printed(self, qualified: tuple[Path, str]) -> None:
+        assert f"| ddp, eager, {AUTO} | boundary | always L2 | L2 | 1/1 | 0 | 1 |" in qualified[1]
 
-    def test_file_serves_a_script(self, done: tuple[Path, str], tmp_path: Path) -> None:
+    def test_file_serves_a_script(self, qualified: tuple[Path, str], tmp_path: Path) -> None:
         """The whole way: trials of the harness's model admit a repair of another one."""
-        ranks.values(run([done[0]], tmp_path / "events"))
+        ranks.values(run([qualified[0]], tmp_path / "events"))
 
         assert 1 == len(scripts.events(tmp_path / "events", 0, "repair"))
